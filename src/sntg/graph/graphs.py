@@ -1,0 +1,177 @@
+"""The graphs: each says, for given pairs of a batch, how much of a neighbour j is to i (W_ij in [0, 1]).
+
+All are called alike, `graph(nodes, pairs) -> W`, so the loss never asks which graph it has.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.neighbors import NearestNeighbors
+from torch import Tensor
+
+from sntg.errors import UsageError
+from sntg.graph.pairs import Pairs
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """What a graph may know of a batch's rows; a graph reads only what it needs.
+
+    teacher: (..., n, K) probabilities or (..., n) class numbers predicted by the teacher.
+    labels: (..., n) true classes, -1 where unknown; they stand in for the teacher where known.
+    rows: (..., n) the rows' numbers in the training set, for graphs built ahead of training.
+    """
+
+    teacher: Tensor | None = None
+    labels: Tensor | None = None
+    rows: Tensor | None = None
+
+
+class Graph(Protocol):
+    """W for given pairs. `needs_teacher` says whether the nodes must carry the teacher's predictions."""
+
+    needs_teacher: bool
+
+    def __call__(self, nodes: Nodes, pairs: Pairs) -> Tensor: ...
+
+
+class HardGraph:
+    """The paper's 0/1 teacher graph: W_ij = 1 where the teacher predicts the same class (Eq. 6).
+
+    >>> nodes = Nodes(teacher=torch.tensor([0, 1, 0]))
+    >>> HardGraph()(nodes, Pairs(torch.tensor([0, 0]), torch.tensor([1, 2])))
+    tensor([0., 1.])
+    """
+
+    needs_teacher = True
+
+    def __call__(self, nodes: Nodes, pairs: Pairs) -> Tensor:
+        return _agree(_merge(hard_target(_teacher(nodes)), nodes.labels), pairs)
+
+
+class SoftGraph:
+    """W_ij = exp(-(KL(p_i||p_j) + KL(p_j||p_i)) / T) on the teacher's probabilities; a known label counts as certain.
+
+    >>> nodes = Nodes(teacher=torch.tensor([[0.5, 0.5], [0.5, 0.5]]))
+    >>> SoftGraph()(nodes, Pairs(torch.tensor([0]), torch.tensor([1])))
+    tensor([1.])
+    """
+
+    needs_teacher = True
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        if not temperature > 0:
+            raise UsageError(f"the soft graph's temperature must be above 0, not {temperature}")
+        self.temperature = temperature
+
+    def __call__(self, nodes: Nodes, pairs: Pairs) -> Tensor:
+        p = _teacher(nodes)
+        if not p.is_floating_point():
+            raise UsageError("a soft graph needs the teacher's probabilities (n, K), not class numbers (n,)")
+        p = p.detach().double() if p.dtype == torch.float64 else p.detach().float()
+        if nodes.labels is not None:
+            certain = F.one_hot(nodes.labels.clamp(min=0), p.shape[-1]).to(p.dtype)
+            p = torch.where((nodes.labels >= 0)[..., None], certain, p)
+        a, b = p[..., pairs.i, :], p[..., pairs.j, :]
+        # xlogy makes 0 log 0 = 0; a class only one end believes in gives an infinite divergence, hence W = 0.
+        divergence = (_xlogx(a) - torch.xlogy(a, b) + _xlogx(b) - torch.xlogy(b, a)).sum(-1)
+        return torch.exp(-divergence.clamp(min=0) / self.temperature)
+
+
+class KNNGraph:
+    """W_ij = 1 where either point is among the other's k nearest in input space: EmbedNN's fixed graph (Sec. 5.3).
+
+    Kept as each point's list of neighbours, (..., N, k): 50,000 points take 4 MB, a dense matrix would take 10 GB.
+
+    >>> graph = KNNGraph.build(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), k=1)
+    >>> graph(Nodes(rows=torch.arange(4)), Pairs(torch.tensor([0, 0]), torch.tensor([1, 2])))
+    tensor([1., 0.])
+    """
+
+    needs_teacher = False
+
+    def __init__(self, neighbours: Tensor) -> None:
+        self.neighbours = neighbours
+
+    @classmethod
+    def build(cls, points: Tensor, k: int = 10) -> "KNNGraph":
+        """Finds each point's k nearest others; `points` (N, ...) are the inputs before augmentation."""
+        if not 1 <= k < len(points):
+            raise UsageError(f"k = {k} nearest neighbours need more than {k} points, not {len(points)}")
+        flat = np.ascontiguousarray(points.flatten(1).numpy(force=True))
+        nearest = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(flat).kneighbors(return_distance=False)
+        return cls(torch.from_numpy(nearest).to(points.device))
+
+    def __call__(self, nodes: Nodes, pairs: Pairs) -> Tensor:
+        a, b = _rows(nodes)[..., pairs.i], _rows(nodes)[..., pairs.j]
+        return (self._lists(a, b) | self._lists(b, a)).float()
+
+    def _lists(self, a: Tensor, b: Tensor) -> Tensor:
+        """Whether a's list of neighbours has b in it."""
+        k = self.neighbours.shape[-1]
+        listed = self.neighbours.gather(-2, a[..., None].expand(*a.shape, k))
+        return (listed == b[..., None]).any(-1)
+
+
+class FixedGraph:
+    """The 0/1 graph of predictions made once by a model trained earlier (Sec. 5.3); `classes` is (..., N).
+
+    >>> graph = FixedGraph(torch.tensor([0, 1, 1]))
+    >>> graph(Nodes(rows=torch.tensor([1, 2])), Pairs(torch.tensor([0]), torch.tensor([1])))
+    tensor([1.])
+    """
+
+    needs_teacher = False
+
+    def __init__(self, classes: Tensor) -> None:
+        self.classes = classes
+
+    def __call__(self, nodes: Nodes, pairs: Pairs) -> Tensor:
+        return _agree(_merge(self.classes.gather(-1, _rows(nodes)), nodes.labels), pairs)
+
+
+GRAPHS: dict[str, str] = {
+    "hard": "0/1: neighbours where the teacher predicts the same class (the paper's graph)",
+    "soft": "exp(-symmetric KL / temperature) of the teacher's probabilities",
+    "knn": "0/1: k nearest neighbours in input space, fixed (EmbedNN)",
+    "fixed": "0/1: same class predicted by a run trained earlier, fixed",
+}
+
+
+def hard_target(teacher: Tensor) -> Tensor:
+    """The teacher's class numbers, whether it gave probabilities or class numbers.
+
+    >>> hard_target(torch.tensor([[0.2, 0.8], [0.6, 0.4]]))
+    tensor([1, 0])
+    """
+    return teacher.argmax(-1) if teacher.is_floating_point() else teacher
+
+
+def _merge(classes: Tensor, labels: Tensor | None) -> Tensor:
+    """The true label where it is known, else the predicted class."""
+    return classes if labels is None else torch.where(labels >= 0, labels, classes)
+
+
+def _agree(classes: Tensor, pairs: Pairs) -> Tensor:
+    return (classes[..., pairs.i] == classes[..., pairs.j]).float()
+
+
+def _xlogx(p: Tensor) -> Tensor:
+    return torch.xlogy(p, p)
+
+
+def _teacher(nodes: Nodes) -> Tensor:
+    if nodes.teacher is None:
+        raise UsageError("this graph needs the teacher's predictions, and none were given")
+    return nodes.teacher
+
+
+def _rows(nodes: Nodes) -> Tensor:
+    if nodes.rows is None:
+        raise UsageError(
+            "a graph built before training needs the rows' numbers in the training set, and none were given"
+        )
+    return nodes.rows

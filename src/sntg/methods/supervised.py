@@ -1,0 +1,25 @@
+"""Supervised only: the cross-entropy of the labelled rows, L_S in the paper.
+
+With `+sntg` it becomes the ablation L_S + R_S: the graph then comes from a second noisy branch, as in the Pi model,
+but no consistency loss ties the two branches together.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sntg.losses import cross_entropy
+from sntg.methods.base import Batch, Method, Passes
+
+
+class Supervised(Method):
+    name = "supervised"
+    line = "cross-entropy on the labelled points alone"
+
+    def passes(self, batch: Batch) -> Passes:
+        student = self.model(self.augment(batch.x))
+        return Passes(student, None, {"supervised": cross_entropy(student.logits, batch.labels)})
+
+    def teacher(self, batch: Batch, passes: Passes) -> Tensor:
+        with torch.no_grad():
+            return F.softmax(self.model(self.augment(batch.x)).logits, -1)

@@ -1,0 +1,64 @@
+"""Temporal ensembling (Laine & Aila, 2017): agree with the running average of one's own past predictions.
+
+Z <- alpha Z + (1 - alpha) z once an epoch, for the rows the epoch visited; the target is Z / (1 - alpha^v) with v the
+row's own number of visits. A row never visited has no target and stays out of the consistency and the graph.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sntg.losses import cross_entropy
+from sntg.methods.base import Batch, Method, Passes, Setup
+
+
+class TemporalEnsembling(Method):
+    name = "tempens"
+    line = "temporal ensembling: agree with the average of one's past predictions"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.alpha = setup.options["alpha"]
+        self.store = (setup.points, setup.classes)
+        self.Z: Tensor | None = None  # made at the first batch, which shows the runs and the device
+
+    def passes(self, batch: Batch) -> Passes:
+        student = self.model(self.augment(batch.x))
+        target, known = self.targets(batch.rows)
+        terms = {
+            "supervised": cross_entropy(student.logits, batch.labels),
+            "consistency": self.consistency(student.logits, target, known),
+        }
+        self._note(batch.rows, F.softmax(student.logits.detach(), -1))
+        return Passes(student, target, terms, known)
+
+    def targets(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The bias-corrected targets of the given rows, and which of them have been visited."""
+        if self.Z is None:
+            self._make_store(rows)
+        assert self.Z is not None
+        visits = self.visits.gather(-1, rows)
+        correction = torch.where(visits > 0, 1 - self.alpha**visits, 1.0)
+        Z = self.Z.gather(-2, rows[..., None].expand(*rows.shape, self.Z.shape[-1]))
+        return Z / correction[..., None], visits > 0
+
+    def after_epoch(self) -> None:
+        if self.Z is None:
+            return
+        seen = self.seen[..., None]
+        self.Z = torch.where(seen, self.alpha * self.Z + (1 - self.alpha) * self.z, self.Z)
+        self.visits += self.seen
+        self.seen.zero_()
+
+    def _make_store(self, rows: Tensor) -> None:
+        points, classes = self.store
+        shape = (*rows.shape[:-1], points)
+        self.Z = torch.zeros(*shape, classes, device=rows.device)
+        self.z = torch.zeros_like(self.Z)
+        self.seen = torch.zeros(shape, dtype=torch.bool, device=rows.device)
+        self.visits = torch.zeros(shape, device=rows.device)
+
+    def _note(self, rows: Tensor, z: Tensor) -> None:
+        """Keeps this epoch's predictions of the rows until the epoch ends."""
+        self.z.scatter_(-2, rows[..., None].expand_as(z), z)
+        self.seen.scatter_(-1, rows, True)

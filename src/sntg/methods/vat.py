@@ -1,0 +1,36 @@
+"""Virtual adversarial training (Miyato et al., 2017): the prediction must not change in its worst direction.
+
+The batch has two parts: labelled rows for the cross-entropy, and rows of the whole training set for the smoothness
+loss LDS. The unlabelled passes of a step share noise and dropout masks, so that only r tells them apart, and the
+running means follow the labelled pass alone. The teacher is the clean pass.
+"""
+
+import torch.nn.functional as F
+
+from sntg.adversarial import adversarial_direction, lds
+from sntg.losses import cross_entropy
+from sntg.methods.base import Batch, Method, Passes, Setup
+from sntg.models import frozen_statistics, shared_noise
+
+
+class VAT(Method):
+    name = "vat"
+    line = "virtual adversarial training: no change along the worst direction"
+    separate_labelled = True
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.epsilon = setup.options["epsilon"]
+        self.power_iterations = int(setup.options["power_iterations"])
+        self.xi = setup.options["xi"] or None
+
+    def passes(self, batch: Batch) -> Passes:
+        assert batch.labelled is not None
+        supervised = cross_entropy(self.model(self.augment(batch.labelled.x)).logits, batch.labelled.labels)
+        x, events = self.augment(batch.x), self.model.event_dims
+        with shared_noise(self.model), frozen_statistics(self.model):
+            clean = self.model(x)
+            direction = adversarial_direction(lambda x: self.model(x).logits, x, events, self.power_iterations, self.xi)
+            smoothness = lds(lambda x: self.model(x).logits, x, self.epsilon * direction, clean.logits)
+        terms = {"supervised": supervised, "consistency": smoothness}
+        return Passes(clean, F.softmax(clean.logits.detach(), -1), terms)
