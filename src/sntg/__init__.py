@@ -1,1 +1,70 @@
-"""x"""
+"""Smooth Neighbors on Teacher Graphs: semi-supervised learning from a handful of labels (Luo et al., CVPR 2018).
+
+The parts for one's own training loop are `SNTGLoss` and its siblings; `train` runs a whole method on a dataset by
+name; `load` gives a trained network back.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from sntg.adversarial import adversarial_direction, lds
+from sntg.data import Dataset, balanced_split, load_dataset
+from sntg.errors import DivergenceError, UsageError
+from sntg.graph import (
+    FixedGraph,
+    Graph,
+    HardGraph,
+    KNNGraph,
+    Nodes,
+    Pairs,
+    SNTGLoss,
+    SoftGraph,
+    sample_pairs,
+    sntg_loss,
+)
+from sntg.losses import consistency_kl, consistency_mse, cross_entropy, entropy
+from sntg.models import MLP, Classifier, Output, SmallNet
+from sntg.training import Adam, Config, Schedule, Trained, load, ramp_down, ramp_up, resolve, run, train
+
+try:
+    __version__ = version("sntg")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0.0.0+source"
+
+__all__ = [
+    "MLP",
+    "Adam",
+    "Classifier",
+    "Config",
+    "Dataset",
+    "DivergenceError",
+    "FixedGraph",
+    "Graph",
+    "HardGraph",
+    "KNNGraph",
+    "Nodes",
+    "Output",
+    "Pairs",
+    "SNTGLoss",
+    "Schedule",
+    "SmallNet",
+    "SoftGraph",
+    "Trained",
+    "UsageError",
+    "__version__",
+    "adversarial_direction",
+    "balanced_split",
+    "consistency_kl",
+    "consistency_mse",
+    "cross_entropy",
+    "entropy",
+    "lds",
+    "load",
+    "load_dataset",
+    "ramp_down",
+    "ramp_up",
+    "resolve",
+    "run",
+    "sample_pairs",
+    "sntg_loss",
+    "train",
+]

@@ -78,9 +78,9 @@ def _hessian_product(predict: Predict, x: Tensor, d: Tensor) -> Tensor:
 
 
 def _difference_product(predict: Predict, x: Tensor, d: Tensor, xi: float) -> Tensor:
-    """The gradient of KL(p(x) || p(x + xi d)) in d: the reference code's estimate of H d, up to a factor."""
+    """The reference code's estimate of H d: each row's gradient of KL(p(x) || p(x + r)) at r = xi d, over xi."""
     with torch.enable_grad():
         p = F.softmax(predict(x).detach(), -1)
-        d = d.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(consistency_kl(predict(x + xi * d), p).sum(), d)
-    return gradient
+        r = (xi * d.detach()).requires_grad_()
+        (gradient,) = torch.autograd.grad(consistency_kl(predict(x + r), p).sum(), r)
+    return gradient * (p.shape[-2] / xi)  # the loss is a mean over the rows; without this `unit` could not lengthen it

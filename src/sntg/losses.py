@@ -15,7 +15,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([3, -1]))
     tensor(0.6931)
     """
-    chosen = F.log_softmax(logits, -1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    chosen = F.log_softmax(logits, -1).gather(-1, labels.long().clamp(min=0)[..., None])[..., 0]
     return -(chosen * (labels >= 0)).mean(-1)
 
 

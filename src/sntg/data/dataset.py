@@ -25,14 +25,15 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for part, x, y in (("training", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+            if not len(x):
+                raise UsageError(f"{self.name}: there are no {part} inputs")
             if len(x) != len(y):
-                raise UsageError(f"{self.name}: {len(x)} {part} inputs but {len(y)} classes")
+                raise UsageError(f"{self.name}: {len(x)} {part} inputs but {len(y)} true classes")
             if not torch.isfinite(x).all():
                 raise UsageError(f"{self.name}: the {part} inputs hold NaN or infinite values")
-            if len(y) and not (0 <= int(y.min()) and int(y.max()) < self.classes):
-                raise UsageError(
-                    f"{self.name}: {part} classes run from {int(y.min())} to {int(y.max())}, not 0 to {self.classes - 1}"
-                )
+            low, high = int(y.min()), int(y.max())
+            if low < 0 or high >= self.classes:
+                raise UsageError(f"{self.name}: {part} classes run from {low} to {high}, not 0 to {self.classes - 1}")
 
     @property
     def event(self) -> tuple[int, ...]:

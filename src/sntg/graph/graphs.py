@@ -3,6 +3,7 @@
 All are called alike, `graph(nodes, pairs) -> W`, so the loss never asks which graph it has.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,8 +64,8 @@ class SoftGraph:
     needs_teacher = True
 
     def __init__(self, temperature: float = 1.0) -> None:
-        if not temperature > 0:
-            raise UsageError(f"the soft graph's temperature must be above 0, not {temperature}")
+        if not (temperature > 0 and math.isfinite(temperature)):
+            raise UsageError(f"the soft graph's temperature must be a positive number, not {temperature}")
         self.temperature = temperature
 
     def __call__(self, nodes: Nodes, pairs: Pairs) -> Tensor:
@@ -73,7 +74,7 @@ class SoftGraph:
             raise UsageError("a soft graph needs the teacher's probabilities (n, K), not class numbers (n,)")
         p = p.detach().double() if p.dtype == torch.float64 else p.detach().float()
         if nodes.labels is not None:
-            certain = F.one_hot(nodes.labels.clamp(min=0), p.shape[-1]).to(p.dtype)
+            certain = F.one_hot(nodes.labels.long().clamp(min=0), p.shape[-1]).to(p.dtype)
             p = torch.where((nodes.labels >= 0)[..., None], certain, p)
         a, b = p[..., pairs.i, :], p[..., pairs.j, :]
         # xlogy makes 0 log 0 = 0; a class only one end believes in gives an infinite divergence, hence W = 0.
@@ -99,9 +100,13 @@ class KNNGraph:
     @classmethod
     def build(cls, points: Tensor, k: int = 10) -> "KNNGraph":
         """Finds each point's k nearest others; `points` (N, ...) are the inputs before augmentation."""
+        if points.ndim < 2 or not torch.isfinite(points).all():
+            raise UsageError(
+                f"neighbours need finite points (N, ...), not {tuple(points.shape)} with NaN or infinities"
+            )
         if not 1 <= k < len(points):
             raise UsageError(f"k = {k} nearest neighbours need more than {k} points, not {len(points)}")
-        flat = np.ascontiguousarray(points.flatten(1).numpy(force=True))
+        flat = np.ascontiguousarray(points.flatten(1).float().numpy(force=True))
         nearest = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(flat).kneighbors(return_distance=False)
         return cls(torch.from_numpy(nearest).to(points.device))
 

@@ -78,33 +78,48 @@ class SNTGLoss(nn.Module):
         labels: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        check_loss_inputs(features, teacher, labels)
+        check_loss_inputs(features, teacher, labels, rows)
         teacher = None if teacher is None else teacher.detach()
         pairs = sample_pairs(features.shape[-2], self.pairs, self.n_pairs, features.device)
         W = self.graph(Nodes(teacher, labels, rows), pairs)
         return sntg_loss(features, W, pairs, self.margin)
 
 
-def check_loss_inputs(features: Tensor, teacher: Tensor | None, labels: Tensor | None) -> None:
+def check_loss_inputs(
+    features: Tensor, teacher: Tensor | None, labels: Tensor | None = None, rows: Tensor | None = None
+) -> None:
     """Says in one sentence what is wrong with a batch, if anything is."""
-    if features.ndim < 2 or not features.is_floating_point():
+    if features.ndim < 2 or not features.is_floating_point() or features.shape[-1] == 0:
         raise UsageError(f"features must be real numbers of shape (n, p), not {features.dtype} {tuple(features.shape)}")
     if not torch.isfinite(features).all():
         raise UsageError("features hold NaN or infinite values")
     batch = features.shape[:-1]
     if teacher is not None:
-        wanted = teacher.shape[:-1] if teacher.is_floating_point() else teacher.shape
-        if wanted != batch:
-            raise UsageError(
-                "teacher must hold (n, K) probabilities or (n,) whole class numbers "
-                f"for n = {batch[-1]}, not {teacher.dtype} {tuple(teacher.shape)}"
-            )
-        if teacher.is_floating_point() and not torch.isfinite(teacher).all():
-            raise UsageError("teacher holds NaN or infinite values")
-    if labels is None:
-        return
+        _check_teacher(teacher, batch)
+    if rows is not None and rows.shape != batch:
+        raise UsageError(f"rows must be {tuple(batch)} numbers of training points, not {tuple(rows.shape)}")
+    if labels is not None:
+        _check_labels(labels, batch, teacher)
+
+
+def _check_teacher(teacher: Tensor, batch: torch.Size) -> None:
+    shape = teacher.shape[:-1] if teacher.is_floating_point() else teacher.shape
+    if shape != batch:
+        raise UsageError(
+            "teacher must hold (n, K) probabilities or (n,) whole class numbers "
+            f"for n = {batch[-1]}, not {teacher.dtype} {tuple(teacher.shape)}"
+        )
+    if teacher.is_floating_point() and not torch.isfinite(teacher).all():
+        raise UsageError("teacher holds NaN or infinite values")
+    if teacher.is_floating_point() and (teacher < 0).any():
+        raise UsageError("teacher holds negative values: give probabilities, the softmax of the logits")
+
+
+def _check_labels(labels: Tensor, batch: torch.Size, teacher: Tensor | None) -> None:
     if labels.shape != batch or labels.is_floating_point():
         raise UsageError(f"labels must be {tuple(batch)} whole numbers, not {labels.dtype} {tuple(labels.shape)}")
+    if labels.numel() == 0:
+        return
     classes = teacher.shape[-1] if teacher is not None and teacher.is_floating_point() else None
     low, high = int(labels.min()), int(labels.max())
     if low < -1 or (classes is not None and high >= classes):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sntg.losses import cross_entropy
 from sntg.methods.base import Batch, Method, Passes
+from sntg.models import frozen_statistics
 
 
 class Supervised(Method):
@@ -21,5 +22,5 @@ class Supervised(Method):
         return Passes(student, None, {"supervised": cross_entropy(student.logits, batch.labels)})
 
     def teacher(self, batch: Batch, passes: Passes) -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), frozen_statistics(self.model):
             return F.softmax(self.model(self.augment(batch.x)).logits, -1)

@@ -25,6 +25,7 @@ class WeightNorm(nn.Module):
 
     The map's weight is g * V / ||V||, one norm for each output. There is no division by the batch's deviation: that is
     what makes the normalisation mean-only. In evaluation the running mean stands in for the batch mean.
+    `mean_only_bn=False` leaves the batch mean in: weight norm alone, as in the paper's synthetic runs.
     """
 
     MOMENTUM = 0.999
@@ -33,29 +34,39 @@ class WeightNorm(nn.Module):
     b: Tensor
     running_mean: Tensor
 
-    def __init__(self, outputs: int, inputs: int, *kernel: int) -> None:
+    def __init__(self, outputs: int, inputs: int, *kernel: int, mean_only_bn: bool = True) -> None:
         super().__init__()
         self.V = nn.Parameter(0.05 * torch.randn(outputs, inputs, *kernel))
         self.g = nn.Parameter(torch.ones(outputs))
         self.b = nn.Parameter(torch.zeros(outputs))
         self.register_buffer("running_mean", torch.zeros(outputs))
+        self.mean_only_bn = mean_only_bn
         self.spatial = len(kernel)
         self.initialising = False
         self.track_statistics = True
 
     def forward(self, x: Tensor) -> Tensor:
+        if not (self.mean_only_bn or self.initialising):
+            return self.linear_map(x, self.weight(), self.b)
         y = self.linear_map(x, self.weight())
-        batch_axes = (-2 - self.spatial, *range(-self.spatial, 0))
-        if self.training:
-            mean = y.mean(batch_axes, keepdim=True)
-            if self.track_statistics:
-                self._track(mean.detach())
-        else:
-            mean = self._per_output(self.running_mean, y)
-        y = y - mean
         if self.initialising:
-            y = self._rescale(y, batch_axes)
+            y = self._rescale(y)
+        if self.mean_only_bn:
+            y = y - self._mean(y)
         return y + self._per_output(self.b, y)
+
+    def _mean(self, y: Tensor) -> Tensor:
+        if not self.training:
+            return self._per_output(self.running_mean, y)
+        mean = y.mean(self._batch_axes, keepdim=True)
+        if self.track_statistics:
+            self._track(mean.detach())
+        return mean
+
+    @property
+    def _batch_axes(self) -> tuple[int, ...]:
+        """The axes a batch mean is taken over: rows and, in images, space."""
+        return (-2 - self.spatial, *range(-self.spatial, 0))
 
     def weight(self) -> Tensor:
         """g * V / ||V||, the norm taken over everything but the outputs."""
@@ -63,7 +74,7 @@ class WeightNorm(nn.Module):
         scale = self.g / self.V.square().sum(axes).sqrt()
         return self.V * scale.reshape(scale.shape + (1,) * len(axes))
 
-    def linear_map(self, x: Tensor, weight: Tensor) -> Tensor:
+    def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
     def _per_output(self, values: Tensor, like: Tensor) -> Tensor:
@@ -79,10 +90,16 @@ class WeightNorm(nn.Module):
         self.running_mean.lerp_(latest.reshape(self.running_mean.shape), 1 - self.MOMENTUM)
 
     @torch.no_grad()
-    def _rescale(self, y: Tensor, batch_axes: tuple[int, ...]) -> Tensor:
-        """Data-dependent initialisation: divides g by the deviation of the mean-subtracted output."""
-        deviation = y.square().mean(batch_axes, keepdim=True).sqrt().clamp(min=1e-8)
+    def _rescale(self, y: Tensor) -> Tensor:
+        """Data-dependent initialisation: g is divided by the deviation of the output, so that it starts at one.
+
+        Without mean-only normalisation the bias takes the mean out instead, as Salimans & Kingma do.
+        """
+        mean = y.mean(self._batch_axes, keepdim=True)
+        deviation = (y - mean).square().mean(self._batch_axes, keepdim=True).sqrt().clamp(min=1e-8)
         self.g.div_(deviation.reshape(self.g.shape))
+        if not self.mean_only_bn:
+            self.b.copy_(-(mean / deviation).reshape(self.b.shape))
         return y / deviation
 
 
@@ -93,10 +110,12 @@ class Dense(WeightNorm):
     torch.Size([5, 3])
     """
 
-    def linear_map(self, x: Tensor, weight: Tensor) -> Tensor:
-        runs = weight.ndim - 2
-        rows = x.flatten(runs, -2) if x.ndim > runs + 2 else x  # all views of a run in one matrix product
-        return (rows @ weight.mT).reshape(*x.shape[:-1], weight.shape[-2])
+    def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight.ndim == 2:
+            return F.linear(x, weight, bias)
+        rows = x.flatten(1, -2)  # all views of a run in one matrix product
+        y = rows @ weight.mT if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
+        return y.reshape(*x.shape[:-1], weight.shape[-2])
 
 
 class Conv(WeightNorm):
@@ -110,14 +129,15 @@ class Conv(WeightNorm):
         super().__init__(outputs, inputs, size, size)
         self.padding = size // 2 if padding == "same" else 0
 
-    def linear_map(self, x: Tensor, weight: Tensor) -> Tensor:
+    def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.ndim == 4:
-            y = F.conv2d(x.flatten(0, -4), weight, padding=self.padding)
+            y = F.conv2d(x.flatten(0, -4), weight, bias, padding=self.padding)
             return y.reshape(*x.shape[:-3], *y.shape[1:])
         # Independent runs are the groups of one grouped convolution.
         runs, outputs = weight.shape[:2]
         images = x.flatten(1, -4).transpose(0, 1).flatten(1, 2)
-        y = F.conv2d(images, weight.flatten(0, 1), padding=self.padding, groups=runs)
+        bias = None if bias is None else bias.flatten()
+        y = F.conv2d(images, weight.flatten(0, 1), bias, padding=self.padding, groups=runs)
         separated = y.reshape(len(y), runs, outputs, *y.shape[-2:]).transpose(0, 1)
         return separated.reshape(*x.shape[:-3], *separated.shape[2:])
 

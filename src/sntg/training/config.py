@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import torch
+
 from sntg.data import check_label_count, entry
 from sntg.errors import UsageError, unknown
 from sntg.graph import GRAPHS, check_pairs
-from sntg.methods import METHODS, parse
+from sntg.methods import parse
 from sntg.models import MODELS
 
 CONSISTENCIES = ("mse", "kl")
@@ -123,12 +125,25 @@ def check(config: Config) -> None:
     if config.batch > data.points:
         raise UsageError(f"batch = {config.batch} is more than the {data.points} training points of {config.dataset}")
     check_pairs(config.batch, config.pairs, config.n_pairs)
+    check_device(config.device)
     if config.graph == "fixed" and name.sntg and not config.fixed_from:
         raise UsageError("graph = fixed needs fixed_from = the run folder whose predictions make the graph")
-    assert name.base in METHODS
+
+
+def check_device(device: str) -> None:
+    """Refuses a device that does not exist here."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise UsageError(f"device = {device!r} is not a device: use cpu, or cuda where there is a GPU") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device = {device!r}: this machine has no usable CUDA GPU; use cpu")
+    if kind not in ("cpu", "cuda"):
+        raise UsageError(f"device = {device!r} is not supported: use cpu or cuda")
 
 
 TYPES: dict[str, Any] = {f.name: f.type for f in fields(Config)}
+ARGUMENTS = {"dataset", "labels", "method", "seed", "device"}  # what `sntg train` takes by itself, not through --set
 
 
 def read_setting(text: str) -> tuple[str, Any]:
@@ -141,8 +156,10 @@ def read_setting(text: str) -> tuple[str, Any]:
     key = key.strip()
     if not separator:
         raise UsageError(f"--set {text!r} is not of the form key=value")
+    if key in ARGUMENTS:
+        raise UsageError(f"{key} is not changed by --set: give it as an argument of its own")
     if key not in TYPES:
-        raise unknown("key", key, TYPES)
+        raise unknown("key", key, set(TYPES) - ARGUMENTS)
     return key, read_value(key, value.strip())
 
 

@@ -23,6 +23,7 @@ from sntg.training.batches import Batches
 from sntg.training.config import Config
 from sntg.training.evaluation import error, predict
 from sntg.training.metrics import EpochLog
+from sntg.training.run_folder import load
 from sntg.training.schedules import Schedule
 
 STACKABLE = {"seed", "lr", "w_max", "k", "ent", "noise", "ramp_up", "graph_start", "graph_ramp"}
@@ -48,11 +49,9 @@ class Trained:
 def train(
     configs: Sequence[Config],
     on_epoch: Callable[[list[Record]], None] = lambda records: None,
-    load_run: Callable[[str], Classifier] | None = None,
+    on_start: Callable[[], None] = lambda: None,
 ) -> list[Trained]:
-    """Trains the runs; `on_epoch` gets one metrics record a run after every epoch.
-
-    load_run gives back an earlier run's model from its folder, for the fixed graph.
+    """Trains the runs. `on_start` is called when all is ready to begin, `on_epoch` with one record a run each epoch.
 
     >>> from sntg.training import resolve
     >>> (run,) = train([resolve("two-moons", 12, "pi", epochs=1)])
@@ -61,7 +60,8 @@ def train(
     """
     check_stack(configs)
     with _own_randomness(configs[0]):
-        runs = Stack(configs, load_run)
+        runs = Stack(configs)
+        on_start()
         histories: list[list[Record]] = [[] for _ in configs]
         for epoch in range(configs[0].epochs):
             records = runs.train_epoch(epoch)
@@ -84,7 +84,7 @@ def check_stack(configs: Sequence[Config]) -> None:
 class Stack:
     """The state of a stack of runs: networks, optimiser, data, and where in training they are."""
 
-    def __init__(self, configs: Sequence[Config], load_run: Callable[[str], Classifier] | None) -> None:
+    def __init__(self, configs: Sequence[Config]) -> None:
         self.configs = configs
         self.shared = configs[0]
         device = torch.device(self.shared.device)
@@ -103,7 +103,7 @@ class Stack:
         self.batches = Batches(x, torch.stack(self.labels).to(device), self.shared.batch, labelled_batch)
         self._initialise_from_data()
         base = METHODS[name.base](self._setup())
-        graph_term = self._graph_term(load_run) if name.sntg else None
+        graph_term = self._graph_term() if name.sntg else None
         self.objective = Objective(base, name.ent, graph_term)
         self.optimiser = Adam(self.model.parameters(), self.shared.beta2)
         self.schedules = [_schedule(c, d) for c, d in zip(configs, self.data, strict=True)]
@@ -166,7 +166,7 @@ class Stack:
             options=self.shared.as_dict(),
         )
 
-    def _graph_term(self, load_run: Callable[[str], Classifier] | None) -> GraphTerm:
+    def _graph_term(self) -> GraphTerm:
         c = self.shared
         graph: Graph = HardGraph()
         if c.graph == "soft":
@@ -174,8 +174,7 @@ class Stack:
         elif c.graph == "knn":
             graph = KNNGraph(torch.stack([KNNGraph.build(x, c.neighbours).neighbours for x in self.batches.x]))
         elif c.graph == "fixed":
-            assert load_run is not None
-            earlier = load_run(c.fixed_from).to(self.truth.device)
+            earlier = load(c.fixed_from, c.dataset).to(self.truth.device)
             graph = FixedGraph(predict(earlier, self.batches.x.flatten(0, 1)).logits.argmax(-1).view_as(self.truth))
         return GraphTerm(graph, c.pairs, c.n_pairs, c.margin, c.graph_labels == "merge")
 

@@ -4,17 +4,19 @@ A recipe is data: rows of (dataset, method, values), later rows overriding earli
 values of the small sets were chosen is in docs/synthetic.md and docs/digits.md.
 """
 
+from dataclasses import fields
 from typing import Any
 
 from sntg.methods import parse
 from sntg.training.config import Config
 
+RAMPS = ("ramp_up", "ramp_down", "graph_start", "graph_ramp")
 Row = tuple[str, str, dict[str, Any]]
 
 RECIPES: list[Row] = [
     ("two-moons", "*", {"epochs": 500, "ramp_down": 83, "lr": 1e-3, "noise": 0.08, "eval_every": 1}),
     ("four-spins", "*", {"epochs": 500, "ramp_down": 83, "lr": 1e-3, "noise": 0.05, "w_max": 500.0}),
-    ("digits", "*", {"model": "small", "translate": 2}),
+    ("digits", "*", {"model": "small", "translate": 2, "epochs": 120, "ramp_up": 30, "ramp_down": 30}),
     ("*", "vat", {"w_max": 1.0, "label_factor": False, "ramp_up": 0, "batch": 128}),
 ]
 
@@ -36,9 +38,21 @@ def recipe(dataset: str, method: str) -> dict[str, Any]:
 def resolve(dataset: str, labels: int, method: str, seed: int = 0, **settings: Any) -> Config:
     """A full config: the defaults, then the recipe, then what the caller sets.
 
+    A caller who shortens the schedule shortens its ramps with it, unless they are set too.
+
     >>> resolve("two-moons", 12, "pi", epochs=3).epochs
     3
     """
     method = str(parse(method))
-    values = recipe(dataset, method) | settings
+    values = recipe(dataset, method)
+    if "epochs" in settings:
+        values |= _scaled_ramps(values, settings["epochs"])
+    values |= settings
     return Config(dataset=dataset, labels=labels, method=method, seed=seed, **values)
+
+
+def _scaled_ramps(values: dict[str, Any], epochs: int) -> dict[str, int]:
+    """The recipe's ramps for another number of epochs."""
+    defaults = {f.name: f.default for f in fields(Config)}
+    share = epochs / values.get("epochs", defaults["epochs"])
+    return {key: round(values.get(key, defaults[key]) * share) for key in RAMPS}

@@ -1,0 +1,26 @@
+"""The command line: `sntg train`, `sntg demo`, and lists of what there is. No logic lives here."""
+
+import sys
+
+from sntg.cli.app import app
+from sntg.errors import DivergenceError, UsageError
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Runs the command line; what a person can cause ends in one sentence, never in a traceback.
+
+    Exit codes: 0 done, 1 a run that failed, 2 bad usage, 130 interrupted.
+    """
+    try:
+        app()
+    except UsageError as e:
+        _stop(str(e), 2)
+    except DivergenceError as e:
+        _stop(str(e), 1)
+
+
+def _stop(message: str, code: int) -> None:
+    print(f"sntg: {message}", file=sys.stderr)
+    sys.exit(code)
