@@ -8,11 +8,15 @@ the chosen settings, after the choice.
 import itertools
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
+
+import torch
 
 from sntg.training import resolve, train
 
@@ -62,9 +66,21 @@ def test(name: str, settings: Settings, errors: Errors, out: Path) -> None:
     print(f"{name}: test mean {mean(found):.3f} median {median(found):.3f}  {found}", flush=True)
 
 
-def save(record: Any, out: Path) -> None:
-    """Writes beside, then renames."""
+def save(record: dict[str, Any], out: Path) -> None:
+    """Writes a result with where it came from; beside first, then renamed."""
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = out.with_suffix(".partial")
-    beside.write_text(json.dumps(record, indent=1) + "\n")
+    beside.write_text(json.dumps(record | {"provenance": provenance()}, indent=1) + "\n")
     os.replace(beside, out)
+
+
+def provenance() -> dict[str, str]:
+    """The command, the commit, the hardware and the versions a result was made with."""
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    hardware = torch.cuda.get_device_name() if "cuda" in sys.argv else f"{os.cpu_count()} CPU cores"
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit,
+        "hardware": hardware,
+        "torch": torch.__version__,
+    }

@@ -139,6 +139,13 @@ def test_the_direction_has_length_one_whatever_the_step_and_the_batch(xi, n):
     torch.testing.assert_close(length, torch.ones_like(length), rtol=0, atol=1e-3)
 
 
+def test_finite_differences_estimate_h_d_at_its_own_scale():
+    """On a model so flat that unit's 1e-12 counts, a factor from the step or the batch would change the length."""
+    x = torch.from_numpy(X).repeat(5, 1)
+    differences, exact = (direction(lambda x: 1e-7 * linear(x), x, xi=step) for step in (1e-2, None))
+    torch.testing.assert_close(differences, exact, rtol=1e-3, atol=1e-4)
+
+
 def test_the_reference_step_drowns_in_float32_rounding_and_the_exact_product_does_not():
     """Why the reference's xi is an option and not the default."""
     net, x = small_net()

@@ -186,6 +186,19 @@ def test_the_teacher_gets_no_gradient_and_the_student_does():
     assert not SNTGLoss(graph=SoftGraph())(h.detach(), p).requires_grad
 
 
+def test_the_teacher_gets_no_gradient_even_from_a_graph_of_ones_own():
+    class Agreement:
+        needs_teacher = True
+
+        def __call__(self, nodes, pairs):
+            return (nodes.teacher[pairs.i] * nodes.teacher[pairs.j]).sum(-1)
+
+    h, p = features(6).requires_grad_(), teacher(6).requires_grad_()
+    SNTGLoss(graph=Agreement())(h, p).backward()
+    assert p.grad is None
+    assert h.grad.abs().sum() > 0
+
+
 # ------------------------------------------------------------------------------------------------------------ laws
 
 

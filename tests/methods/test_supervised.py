@@ -51,6 +51,17 @@ def test_the_graphs_teacher_is_a_second_noisy_branch_without_gradient():
     assert not torch.allclose(teacher, passes.student.logits.softmax(-1), atol=1e-2)  # noise of its own
 
 
+def test_the_running_means_follow_the_student_pass_alone():
+    model = make_model(0, noise=0.3)
+    method, batch = Supervised(make_setup(model)), make_batch(0)
+    passes = method.passes(batch)
+    after_student = [layer.running_mean.clone() for layer in (*model.hidden, model.output)]
+    method.teacher(batch, passes)
+    assert all(mean.abs().max() > 0 for mean in after_student)
+    for mean, layer in zip(after_student, (*model.hidden, model.output), strict=True):
+        assert torch.equal(layer.running_mean, mean)
+
+
 def test_the_student_is_what_is_reported():
     step = take_step("supervised")
     assert step.objective.base.reported() is step.model

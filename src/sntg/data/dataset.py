@@ -28,7 +28,7 @@ class Dataset:
             if not len(x):
                 raise UsageError(f"{self.name}: there are no {part} inputs")
             if len(x) != len(y):
-                raise UsageError(f"{self.name}: {len(x)} {part} inputs but {len(y)} true classes")
+                raise UsageError(f"{self.name}: {len(x)} {part} inputs but {len(y)} classes")
             if not torch.isfinite(x).all():
                 raise UsageError(f"{self.name}: the {part} inputs hold NaN or infinite values")
             low, high = int(y.min()), int(y.max())

@@ -101,9 +101,7 @@ class KNNGraph:
     def build(cls, points: Tensor, k: int = 10) -> "KNNGraph":
         """Finds each point's k nearest others; `points` (N, ...) are the inputs before augmentation."""
         if points.ndim < 2 or not torch.isfinite(points).all():
-            raise UsageError(
-                f"neighbours need finite points (N, ...), not {tuple(points.shape)} with NaN or infinities"
-            )
+            raise UsageError(f"points must be finite numbers (N, ...); these are {tuple(points.shape)} or not finite")
         if not 1 <= k < len(points):
             raise UsageError(f"k = {k} nearest neighbours need more than {k} points, not {len(points)}")
         flat = np.ascontiguousarray(points.flatten(1).float().numpy(force=True))

@@ -58,9 +58,8 @@ def check_pairs(n: int, mode: str, n_pairs: int | None) -> None:
     if mode != "random":
         raise UsageError(f"n_pairs = {n_pairs} only means something with pairs = random, not {mode}")
     if not isinstance(n_pairs, int) or not 1 <= n_pairs <= n * (n - 1):
-        raise UsageError(
-            f"n_pairs = {n_pairs} is not a whole number between 1 and n(n-1) = {n * (n - 1)} for a batch of n = {n}"
-        )
+        most = n * (n - 1)
+        raise UsageError(f"n_pairs = {n_pairs} is not a whole number from 1 to n(n-1) = {most} for a batch of n = {n}")
 
 
 def _decode(code: Tensor, n: int) -> Pairs:

@@ -13,9 +13,7 @@ __all__ += ["frozen_statistics", "initialising", "shared_noise"]
 
 
 def _mlp(event: tuple[int, ...], classes: int, noise: float, dropout: float) -> Classifier:
-    if len(event) != 1:
-        raise UsageError(f"the model 'mlp' takes vectors, and these inputs are {event}: use model=small")
-    return MLP(event[0], classes, noise)
+    return MLP(event, classes, noise)
 
 
 def _small(event: tuple[int, ...], classes: int, noise: float, dropout: float) -> Classifier:

@@ -70,9 +70,8 @@ class WeightNorm(nn.Module):
 
     def weight(self) -> Tensor:
         """g * V / ||V||, the norm taken over everything but the outputs."""
-        axes = tuple(range(-1 - self.spatial, 0))
-        scale = self.g / self.V.square().sum(axes).sqrt()
-        return self.V * scale.reshape(scale.shape + (1,) * len(axes))
+        outputs = self.V.reshape(self.g.numel(), -1)
+        return torch._weight_norm(outputs, self.g.reshape(-1, 1)).view(self.V.shape)
 
     def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         raise NotImplementedError

@@ -4,6 +4,7 @@ It has no mean-only batch normalisation: in two dimensions the batch mean's own 
 """
 
 from itertools import pairwise
+from math import prod
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,21 +16,24 @@ from sntg.models.layers import LEAK, Dense, GaussianNoise
 class MLP(Classifier):
     """inputs-100-100-100-classes with leaky ReLU; noise of deviation `noise` enters before every layer.
 
+    `inputs` is the length of a vector, or the shape of an image, which is flattened.
+
     >>> import torch
     >>> MLP(2, 4)(torch.randn(6, 2)).features.shape
     torch.Size([6, 100])
     """
 
-    event_dims = 1
-
-    def __init__(self, inputs: int, classes: int, noise: float = 0.08, hidden: int = 100) -> None:
+    def __init__(self, inputs: int | tuple[int, ...], classes: int, noise: float = 0.08, hidden: int = 100) -> None:
         super().__init__()
-        sizes = [inputs, hidden, hidden, hidden]
+        event = (inputs,) if isinstance(inputs, int) else inputs
+        self.event_dims = len(event)
+        sizes = [prod(event), hidden, hidden, hidden]
         self.noises = nn.ModuleList(GaussianNoise(noise) for _ in range(4))
         self.hidden = nn.ModuleList(Dense(o, i, mean_only_bn=False) for i, o in pairwise(sizes))
         self.output = Dense(classes, hidden, mean_only_bn=False)
 
     def h(self, x: Tensor) -> Tensor:
+        x = x.flatten(-self.event_dims)
         for noise, layer in zip(self.noises, self.hidden, strict=False):
             x = F.leaky_relu(layer(noise(x)), LEAK)
         return x

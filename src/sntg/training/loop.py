@@ -105,7 +105,7 @@ class Stack:
         base = METHODS[name.base](self._setup())
         graph_term = self._graph_term() if name.sntg else None
         self.objective = Objective(base, name.ent, graph_term)
-        self.optimiser = Adam(self.model.parameters(), self.shared.beta2)
+        self.optimiser = Adam(self.model.parameters(), self.shared.beta2, runs=len(configs))
         self.schedules = [_schedule(c, d) for c, d in zip(configs, self.data, strict=True)]
 
     def train_epoch(self, epoch: int) -> list[Record]:

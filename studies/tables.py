@@ -1,0 +1,84 @@
+"""Writes the tables of the docs, the README and the demo's page from the results in docs/results.
+
+    python studies/tables.py
+
+A table stands between `<!-- NAME -->` and `<!-- /NAME -->`; nothing in it is written by hand.
+"""
+
+import json
+import re
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+TITLES = {"two-moons": "two moons", "four-spins": "four spins", "digits": "digits"}
+METHODS = {"supervised": "supervised", "pi": "Pi", "pi-sntg": "Pi+SNTG", "label-spreading": "LabelSpreading"}
+LABELS = {"two-moons": 12, "four-spins": 12, "digits": 20}
+
+
+def results(dataset: str, kind: str) -> dict[str, dict[str, Any]]:
+    """The results of one dataset by method; kind is "test" or "tune"."""
+    files = {m: RESULTS / f"{kind}-{dataset}-{m}.json" for m in METHODS}
+    return {m: json.loads(f.read_text()) for m, f in files.items() if f.exists()}
+
+
+def seeds_table(dataset: str) -> str:
+    """Every seed's error, mean and median, a row for each method."""
+    rows = ["| method | " + " | ".join(map(str, range(10))) + " | mean | median |", "|---" * 13 + "|"]
+    for method, result in results(dataset, "test").items():
+        errors = result["errors"]
+        cells = " | ".join(f"{e:.2f}" for e in errors)
+        rows.append(f"| {METHODS[method]} | {cells} | **{mean(errors):.2f}** | **{median(errors):.2f}** |")
+    return "\n".join(rows)
+
+
+def tuning_table(dataset: str, best: int = 5) -> str:
+    """The best settings of each method on the tuning seeds; the first of each is the chosen one."""
+    rows = ["| method | mean | median | settings |", "|---" * 4 + "|"]
+    for method, result in results(dataset, "tune").items():
+        for tried in result["tried"][:best]:
+            settings = ", ".join(f"{k} {v}" for k, v in tried["settings"].items())
+            errors = tried["errors"]
+            rows.append(f"| {METHODS[method]} | {mean(errors):.2f} | {median(errors):.2f} | {settings} |")
+    return "\n".join(rows)
+
+
+def overview() -> str:
+    """The README's table: mean and median for each dataset and method."""
+    rows = ["| dataset | labels | " + " | ".join(METHODS.values()) + " |", "|---" * (2 + len(METHODS)) + "|"]
+    for dataset, title in TITLES.items():
+        found = {m: r["errors"] for m, r in results(dataset, "test").items()}
+        cells = [f"{mean(found[m]):.2f} ({median(found[m]):.2f})" if m in found else "" for m in METHODS]
+        rows.append(f"| {title} | {LABELS[dataset]} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def put(path: Path, name: str, table: str) -> None:
+    """Replaces the table called `name` in a document."""
+    text = path.read_text()
+    new, count = re.subn(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", rf"\g<1>\n{table}\n\n\g<2>", text, flags=re.S)
+    assert count == 1, f"{path} has no table {name}"
+    path.write_text(new)
+
+
+def for_the_page() -> dict[str, Any]:
+    """The ten-seed results as the demo's page shows them."""
+    return {
+        "runs": [
+            {"dataset": dataset, "method": METHODS[method], "errors": [round(e, 4) for e in result["errors"]]}
+            for dataset in TITLES
+            for method, result in results(dataset, "test").items()
+        ]
+    }
+
+
+if __name__ == "__main__":
+    for dataset in TITLES:
+        document = ROOT / "docs" / ("digits.md" if dataset == "digits" else "synthetic.md")
+        put(document, f"{dataset} seeds", seeds_table(dataset))
+        put(document, f"{dataset} tuning", tuning_table(dataset))
+    put(ROOT / "README.md", "overview", overview())
+    page = ROOT / "src" / "sntg" / "demo" / "ten_seeds.json"
+    page.write_text(json.dumps(for_the_page(), indent=1) + "\n")

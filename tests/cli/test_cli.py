@@ -1,0 +1,367 @@
+"""The command line: what it prints, what it leaves behind, and the code it ends with."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+import sntg
+from sntg.cli import main, progress, tables
+from sntg.data import CATALOGUE
+from sntg.methods import METHODS
+from sntg.training import resolve
+
+QUICK = ["--set", "epochs=2", "--set", "batch=1000"]
+SOURCE = str(Path(sntg.__file__).parents[1])
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Runs `sntg ARGUMENTS` in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["sntg", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:  # typer ends the process after a command that went well, too
+            main()
+        return (ended.value.code or 0, *capsys.readouterr())
+
+    return call
+
+
+def python_m_sntg(*arguments, **options):
+    environment = os.environ | {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "sntg", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, **options)
+
+
+def train(out, *settings, dataset="two-moons", labels=12, method="pi"):
+    return ["train", dataset, "--labels", labels, "--method", method, "--out", out, *settings]
+
+
+def files(folder):
+    return sorted(p.name for p in folder.iterdir()) if folder.exists() else None
+
+
+# --- the command itself ----------------------------------------------------------------------------------------------
+
+
+def test_python_m_sntg_trains_into_a_folder(tmp_path):
+    done = python_m_sntg(*train("RUN", *QUICK, "--seed", 4, "--device", "cpu"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path) == ["RUN"]
+    assert files(tmp_path / "RUN") == ["config.json", "figures", "metrics.jsonl", "model.safetensors"]
+    config = json.loads((tmp_path / "RUN/config.json").read_text())
+    assert config == resolve("two-moons", 12, "pi", seed=4, epochs=2, batch=1000).as_dict()
+    last = json.loads((tmp_path / "RUN/metrics.jsonl").read_text().splitlines()[-1])
+    assert done.stdout == f"pi on two-moons, 12 labels, seed 4: {last['error']:.2f} % error\nrun folder: RUN\n"
+    assert [line.split("  ")[0] for line in done.stderr.splitlines()] == ["epoch 1/2", "epoch 2/2"]
+
+
+def test_python_m_sntg_refuses_in_one_sentence(tmp_path):
+    done = python_m_sntg(*train("RUN", method="pie"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("sntg: unknown method 'pie': did you mean 'pi'")
+    assert done.stderr.count("\n") == 1
+    assert files(tmp_path) == []
+
+
+def test_the_version(cli):
+    assert cli("--version") == (0, f"sntg {sntg.__version__}\n", "")
+
+
+def test_without_a_command_it_explains_itself(cli):
+    _, out, err = cli()
+    assert all(command in out + err for command in ("train", "demo", "methods", "datasets"))
+
+
+@pytest.mark.parametrize("command", ["train", "demo", "methods", "datasets"])
+def test_every_command_has_help(cli, command):
+    code, out, _ = cli(command, "--help")
+    assert code == 0
+    assert command in out
+
+
+# --- lists -----------------------------------------------------------------------------------------------------------
+
+
+def test_methods_as_json(cli):
+    code, out, err = cli("methods", "--json")
+    rows = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [row["method"] for row in rows] == [*METHODS, "sntg", "+ent", "+sntg"]
+    assert all(row["what"] for row in rows)
+
+
+def test_datasets_as_json(cli):
+    code, out, err = cli("datasets", "--json")
+    rows = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [row["dataset"] for row in rows] == list(CATALOGUE) == ["two-moons", "four-spins", "digits"]
+    by_name = {row["dataset"]: row for row in rows}
+    assert (by_name["digits"]["training"], by_name["digits"]["test"], by_name["digits"]["classes"]) == (1198, 599, 10)
+    for row in rows:
+        data = sntg.load_dataset(row["dataset"])
+        assert (row["training"], row["test"], row["classes"]) == (len(data.train_x), len(data.test_x), data.classes)
+
+
+@pytest.mark.parametrize("command", ["methods", "datasets"])
+def test_the_table_has_the_same_names_unbroken(cli, command):
+    _, table, _ = cli(command)
+    for row in json.loads(cli(command, "--json")[1]):
+        assert f" {row[command.removesuffix('s')]} " in table
+
+
+def test_numbers_stand_to_the_right_and_a_title_on_top(capsys):
+    tables.print_table([{"name": "a", "points": 5}, {"name": "b", "points": 1234}], title="Sizes")
+    title, *rows = capsys.readouterr().out.splitlines()
+    assert title.strip() == "Sizes"
+    assert any("    5 " in row for row in rows)
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_settings_reach_the_run_and_the_folder_loads(cli, tmp_path):
+    settings = [
+        *QUICK,
+        "--set",
+        "lr=0.002",
+        "--set",
+        "label_factor=false",
+        "--set",
+        "pairs=random",
+        "--set",
+        "n_pairs=7",
+    ]
+    code, out, _ = cli(*train(tmp_path / "RUN", *settings, "--seed", 3, method="PI+SNTG"))
+    assert code == 0
+    values = json.loads((tmp_path / "RUN/config.json").read_text())
+    wanted = {"lr": 0.002, "label_factor": False, "pairs": "random", "n_pairs": 7, "seed": 3, "method": "pi+sntg"}
+    assert {key: values[key] for key in wanted} == wanted
+    model, data = sntg.load(tmp_path / "RUN"), sntg.load_dataset("two-moons", 3)
+    wrong = (model(data.test_x).logits.argmax(-1) != data.test_y).float().mean()
+    assert f"pi+sntg on two-moons, 12 labels, seed 3: {100 * wrong:.2f} % error" in out
+
+
+def test_the_method_is_pi_with_sntg_unless_said_otherwise(cli, tmp_path):
+    code, out, _ = cli("train", "two-moons", "--labels", 12, "--out", tmp_path / "RUN", *QUICK)
+    assert code == 0
+    assert out.startswith("pi+sntg on two-moons")
+
+
+def test_without_a_terminal_progress_is_one_plain_line_at_a_time(cli, tmp_path):
+    """The longest there are: four terms and an error."""
+    code, _, err = cli(*train(tmp_path / "RUN", *QUICK, "--set", "batch=3000", method="pi+ent+sntg"))
+    assert code == 0
+    lines = err.splitlines()
+    assert len(lines) == 2
+    for epoch, line in enumerate(lines, start=1):
+        assert line.startswith(f"epoch {epoch}/2  supervised ")
+        assert line.endswith(" %")
+        assert all(f"  {term} " in line for term in ("consistency", "entropy", "sntg", "error"))
+    assert "\x1b" not in err
+
+
+def test_a_long_run_prints_some_twenty_lines_and_the_last_epoch(tmp_path, monkeypatch, capsys):
+    def pretend(config, out, on_epoch):
+        for epoch in range(1, config.epochs + 1):
+            on_epoch({"epoch": epoch, "loss": {"supervised": 0.5}, "error": None})
+        return SimpleNamespace(error=1.5)
+
+    monkeypatch.setattr(progress, "run", pretend)
+    progress.train_with_progress(resolve("two-moons", 12, "pi", epochs=47), tmp_path)
+    out, err = capsys.readouterr()
+    assert [line.split()[1] for line in err.splitlines()] == [f"{epoch}/47" for epoch in [*range(2, 47, 2), 47]]
+    assert "1.50 % error" in out
+
+
+def test_on_a_terminal_there_is_a_bar_with_the_time_left(tmp_path, monkeypatch, capsys):
+    screen = StringIO()
+    monkeypatch.setattr(progress, "Console", lambda **options: Console(file=screen, force_terminal=True, width=150))
+    config = resolve("two-moons", 12, "pi", epochs=2, batch=3000)
+    progress.train_with_progress(config, tmp_path / "RUN")
+    assert "2/2" in screen.getvalue()
+    assert "supervised" in screen.getvalue()
+    assert "0:00:00" in screen.getvalue()
+    assert "epoch 1/2" not in screen.getvalue()
+    assert "run folder" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(None, "supervised 0.1235  sntg 2.0000"), (3.456, "supervised 0.1235  sntg 2.0000  error 3.46 %")],
+)
+def test_an_epoch_is_described_by_its_terms_and_its_error(error, words):
+    assert progress.describe({"loss": {"supervised": 0.12345, "sntg": 2.0}, "error": error}) == words
+
+
+# --- bad usage -------------------------------------------------------------------------------------------------------
+
+
+def assert_refused(answer, *words):
+    """Exit code 2, one sentence on stderr, nothing on stdout."""
+    code, out, err = answer
+    assert code == 2
+    assert out == ""
+    assert err.startswith("sntg: ")
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"method": "pi+sngt"}, ["method 'pi+sngt'", "'pi+sntg'"]),
+        ({"method": "pi+sntg+sntg"}, ["'pi+sntg+sntg'", "twice"]),
+        ({"dataset": "two-mons"}, ["dataset 'two-mons'", "'two-moons'"]),
+        ({"labels": 6002}, ["6002 labels", "6000"]),
+        ({"labels": 13}, ["13 labels", "2 classes"]),
+        ({"labels": 1}, ["1 labels", "without a label"]),
+        ({"labels": 0}, ["0 labels", "without a label"]),
+        ({"dataset": "digits", "labels": 25}, ["25 labels", "10 classes"]),
+        ({"dataset": "digits", "labels": 1190}, ["class", "fewer than the 119 labels"]),
+    ],
+)
+def test_bad_arguments(cli, tmp_path, arguments, words):
+    assert_refused(cli(*train(tmp_path / "RUN", **arguments)), *words)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["epoch=2"], ["key 'epoch'", "'epochs'"]),
+        (["seed=1"], ["seed", "--set"]),
+        (["epochs"], ["'epochs'", "key=value"]),
+        (["epochs=two"], ["epochs = 'two'", "whole number"]),
+        (["epochs=0"], ["epochs = 0"]),
+        (["lr=high"], ["lr = 'high'", "number"]),
+        (["lr=nan"], ["lr = nan"]),
+        (["lr=inf"], ["lr = inf"]),
+        (["noise=inf"], ["noise = inf"]),
+        (["temperature=nan"], ["temperature = nan"]),
+        (["label_factor=maybe"], ["label_factor = 'maybe'"]),
+        (["margin=-1"], ["margin = -1.0"]),
+        (["margin=0"], ["margin = 0"]),
+        (["batch=1"], ["batch = 1"]),
+        (["batch=7000"], ["batch = 7000", "6000"]),
+        (["batch=10", "pairs=random", "n_pairs=91"], ["n_pairs = 91", "90"]),
+        (["pairs=hlaf"], ["pairs 'hlaf'", "'half'"]),
+        (["graph=fixed"], ["fixed_from"]),
+        (["graph=fixed", "fixed_from=nowhere"], ["'nowhere'", "config.json"]),
+        (["graph=knn", "neighbours=6000"], ["6000"]),
+        (["model=small"], ["'small'", "model=mlp"]),
+        (["translate=2"], ["translate = 2"]),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, list) else None,
+)
+def test_bad_settings(cli, tmp_path, monkeypatch, settings, words):
+    monkeypatch.setattr("sntg.training.loop.Stack.train_epoch", lambda *a: pytest.fail("work was begun"))
+    options = [part for setting in settings for part in ("--set", setting)]
+    assert_refused(cli(*train(tmp_path / "RUN", *options, method="pi+sntg")), *words)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda", "mps"])
+def test_bad_devices(cli, tmp_path, monkeypatch, device):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert_refused(cli(*train(tmp_path / "RUN", "--device", device)), f"device = '{device}'")
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31])
+def test_bad_seeds(cli, tmp_path, seed):
+    assert_refused(cli(*train(tmp_path / "RUN", "--seed", seed)), f"seed = {seed}")
+    assert_refused(cli("demo", "--out", tmp_path / "demo", "--seed", seed), f"seed = {seed}")
+    assert files(tmp_path) == []
+
+
+def test_an_output_folder_that_is_not_empty(cli, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert_refused(cli(*train(tmp_path)), str(tmp_path), "not empty")
+    assert files(tmp_path) == ["notes.txt"]
+
+
+@pytest.mark.parametrize("command", ["train", "demo"])
+@pytest.mark.parametrize("below", [".", "RUN", "deep/RUN"])
+def test_an_output_folder_that_is_or_lies_below_a_file(cli, tmp_path, command, below):
+    (tmp_path / "file").write_text("mine")
+    out = tmp_path / "file" / below
+    assert_refused(cli(*train(out)) if command == "train" else cli("demo", "--out", out), str(out), "cannot be made")
+    assert files(tmp_path) == ["file"]
+
+
+def test_an_output_folder_that_is_not_writable(cli, tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    assert_refused(cli(*train(tmp_path / "RUN")), "cannot be written: Read-only file system")
+    assert files(tmp_path) == []
+
+
+def test_a_demo_folder_that_is_not_writable(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("sntg.demo.os.access", lambda path, mode: mode != os.W_OK)
+    monkeypatch.setattr("sntg.demo.train_all", lambda *a: pytest.fail("work was begun"))
+    assert_refused(cli("demo", "--out", tmp_path), str(tmp_path), "cannot be written")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["trane"], ["train"], ["train", "two-moons", "--labels", "many", "--out", "x"], ["methods", "--jsn"]]
+)
+def test_what_is_no_command_line(cli, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert err
+    assert files(tmp_path) == []
+
+
+# --- runs that do not end well ---------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_turns_nan_ends_with_code_1_and_keeps_what_was_saved(cli, tmp_path):
+    settings = ["--set", "lr=1e30", "--set", "epochs=9", "--set", "batch=6000", "--set", "ramp_up=0"]
+    code, out, err = cli(*train(tmp_path / "RUN", *settings))
+    assert code == 1
+    assert out == ""
+    assert err.splitlines()[-1].startswith("sntg: the supervised loss became nan at step ")
+    assert "Traceback" not in err
+    assert files(tmp_path / "RUN") == ["config.json", "metrics.jsonl"]
+    kept = [json.loads(line)["epoch"] for line in (tmp_path / "RUN/metrics.jsonl").read_text().splitlines()]
+    assert kept == list(range(1, err.count("epoch ") + 1))
+    assert kept
+
+
+@pytest.mark.parametrize("name", ["RUN", "a-rather-long-name-" * 8, "run[bold]"])
+def test_ctrl_c_ends_with_code_130_and_keeps_and_names_the_folder(cli, tmp_path, monkeypatch, name):
+    def stop(record):
+        if record["epoch"] == 2:
+            raise KeyboardInterrupt
+        return "going on"
+
+    monkeypatch.setattr(progress, "describe", stop)
+    code, out, err = cli(*train(tmp_path / name, "--set", "epochs=9", "--set", "batch=3000"))
+    assert code == 130
+    assert out == ""
+    assert "Traceback" not in err
+    assert f"stopped; what was written is in {tmp_path / name}" in err
+    assert files(tmp_path / name) == ["config.json", "metrics.jsonl"]
+    assert len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_demo_command_runs_the_demo(cli, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(sys.modules["sntg.cli.app"], "run_demo", lambda out, seed: asked.append((out, seed)))
+    assert cli("demo")[0] == 0
+    assert cli("demo", "--out", tmp_path, "--seed", 5)[0] == 0
+    assert asked == [(Path("sntg-demo"), 0), (tmp_path, 5)]

@@ -1,0 +1,158 @@
+"""Do the tests notice? Each mutant below breaks one sign, constant or detach of the package; a test must then fail.
+
+Run as `python tests/mutants.py` (part of `make test-all`). The mutants are made in copies of src and tests in a
+temporary folder, never in the working tree; only the tests named beside them are run. Exits with 1 if a mutant
+survives or its text is no longer in the source exactly once, or if the tests already fail without it.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKERS = 2  # each with a copy of its own
+TESTS_FAILED = 1  # pytest's exit status; the higher ones mean that it could not run them, which catches nothing
+
+# (file under src/sntg, tests expected to notice): [(text in the file, what replaces it), ...]
+MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
+    ("losses.py", "test_losses.py"): [
+        ("-(chosen * (labels >= 0))", "(chosen * (labels >= 0))"),  # the cross-entropy's sign
+        ("(labels >= 0)).mean(-1)", "(labels >= 0)).sum(-1) / (labels >= 0).sum(-1)"),  # over all rows, not these
+        ("log_target - F.log", "log_target + F.log"),
+        ("divergence * known)", "divergence)"),
+        ("-(log_p.exp() * log_p)", "(log_p.exp() * log_p)"),  # the entropy's sign
+    ],
+    ("losses.py", "methods/test_pi.py"): [("- target).square()", "- target.detach()).square()")],
+    ("graph/loss.py", "graph/test_loss.py"): [
+        ("pull = W * squared", "pull = (1 - W) * squared"),
+        (".clamp(min=0).square()", ".square()"),  # beyond the margin nothing pushes
+        (":]).square().mean(-1)", ":]).square().sum(-1)"),  # the distance is averaged over the features
+        ("torch.where(zero, 1.0, squared).sqrt()", "squared.sqrt()"),  # NaN gradient at zero distance
+        ("else teacher.detach()", "else teacher"),  # no gradient into the teacher, whatever the graph
+    ],
+    ("graph/graphs.py", "graph/test_graphs.py"): [
+        ("- torch.xlogy(b, a)", "+ torch.xlogy(b, a)"),
+        ("divergence.clamp(min=0)", "divergence"),  # rounding must not make W larger than 1
+        ("else p.detach().float()", "else p.float()"),  # the soft graph is a constant to the student
+        ("self._lists(a, b) | self", "self._lists(a, b) & self"),  # either end's list is enough
+    ],
+    ("graph/pairs.py", "graph/test_pairs.py"): [
+        ("slice(n // 2, 2 * (n // 2))", "slice(1, n // 2 + 1)"),
+        ("other + (other >= i)", "other + (other > i)"),  # a row paired with itself
+    ],
+    ("adversarial.py", "test_adversarial.py"): [
+        ("clean_logits.detach()", "clean_logits"),
+        ("* (p.shape[-2] / xi)", "/ xi"),  # the loss is a mean over the rows
+    ],
+    ("methods/supervised.py", "methods/test_supervised.py"): [
+        ("torch.no_grad(), frozen", "frozen"),
+        ("torch.no_grad(), frozen_statistics(self.model)", "torch.no_grad()"),
+    ],
+    ("methods/pi.py", "methods/test_pi.py"): [
+        ("F.softmax(logits_b, -1)", "F.softmax(logits_b.detach(), -1)"),  # Pi's gradient flows through both branches
+    ],
+    ("methods/temporal_ensembling.py", "methods/test_temporal_ensembling.py"): [
+        ("1 - self.alpha**visits", "1 - self.alpha ** (visits + 1)"),
+        ("self.alpha * self.Z + (1 - self.alpha) * self.z", "(1 - self.alpha) * self.Z + self.alpha * self.z"),
+        ("self.visits += self.seen", "self.visits += 1"),  # a row's own visits
+        ("student.logits.detach()", "student.logits"),
+    ],
+    ("methods/mean_teacher.py", "methods/test_mean_teacher.py"): [
+        ("with torch.no_grad():", "with torch.enable_grad():"),
+        ("1 - self.ema", "self.ema"),
+    ],
+    ("methods/vat.py", "methods/test_vat.py"): [
+        ("self.epsilon * direction", "direction"),
+    ],
+    ("methods/objective.py", "methods/test_objective.py methods/test_temporal_ensembling.py"): [
+        ("entropy(passes.student.logits)", "entropy(passes.student.logits.detach())"),
+        ("passes.student.features", "passes.student.features.detach()"),
+    ],
+    ("training/schedules.py", "training/test_schedules.py"): [
+        ("math.exp(-12.5", "math.exp(12.5"),
+        ("down * 0.9 + (1.0 - down) * 0.5", "down * 0.5 + (1.0 - down) * 0.9"),
+        ("if self.ramp_up and epoch == 0", "if self.ramp_up and epoch < 0"),  # the first epoch has no weight
+        ("self.w_max * self.label_factor *", "self.w_max *"),
+        ("w * self.k * self.graph", "self.k * self.graph"),
+    ],
+    ("training/adam.py", "training/test_adam.py"): [
+        ("lerp_(self.gradient, 1 - beta1)", "lerp_(self.gradient, beta1)"),
+        ("1 - beta1**self.steps", "1 - 0.9**self.steps"),  # the current beta1, while it ramps down
+    ],
+    ("models/layers.py", "models/test_layers.py"): [
+        ("1 - self.MOMENTUM", "self.MOMENTUM"),
+        ("self._track(mean.detach())", "self._track(mean)"),
+    ],
+}
+
+
+def run(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a copy, whose sntg comes first on the path: before an installed one, editable or not."""
+    # Without bytecode: two versions of a file written within a second would share it.
+    env = os.environ | {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([sys.executable, *arguments], cwd=copy, env=env, capture_output=True, text=True)
+
+
+def run_tests(copy: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    return run(copy, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(f"tests/{t}" for t in tests.split()))
+
+
+def verdict(copy: Path, file: str, tests: str, old: str, new: str) -> str:
+    """What became of one mutant; the copy is as before afterwards."""
+    path = copy / "src" / "sntg" / file
+    source = path.read_text()
+    if source.count(old) != 1:
+        return f"DOES NOT APPLY (its text is there {source.count(old)} times)"
+    path.write_text(source.replace(old, new))
+    status = run_tests(copy, tests).returncode
+    path.write_text(source)
+    return {0: "SURVIVED", TESTS_FAILED: "caught"}.get(status, f"PYTEST COULD NOT RUN (status {status})")
+
+
+def make_copy(folder: Path) -> Path:
+    for name in ("src", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    where = run(folder, "-c", "import sntg; print(sntg.__file__)").stdout.strip()
+    if not Path(where).is_relative_to(folder):
+        sys.exit(f"the tests would run on {where or 'no sntg at all'}, not on the copy in {folder}")
+    return folder
+
+
+def main() -> int:
+    started = time.monotonic()
+    mutants = [(file, tests, *change) for (file, tests), changes in MUTANTS.items() for change in changes]
+    with tempfile.TemporaryDirectory(prefix="sntg-mutants-") as temporary, ThreadPoolExecutor(WORKERS) as pool:
+        folder = Path(temporary).resolve()
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for worker in range(WORKERS):
+            copies.put(copy := make_copy(folder / str(worker)))
+        clean = run_tests(copy, " ".join(dict.fromkeys(tests for _, tests in MUTANTS)))
+        if clean.returncode != 0:
+            print(clean.stdout, clean.stderr, "the tests fail without any mutant", sep="\n")
+            return 1
+
+        def judge(mutant: tuple[str, str, str, str]) -> str:
+            copy = copies.get()
+            try:
+                return verdict(copy, *mutant)
+            finally:
+                copies.put(copy)
+
+        caught = 0
+        for number, (mutant, word) in enumerate(zip(mutants, pool.map(judge, mutants), strict=True), 1):
+            file, _, old, new = mutant
+            caught += word == "caught"
+            print(f"{number:3}/{len(mutants)} {word}: {file}: {old!r} -> {new!r}", flush=True)
+    print(f"{caught} of {len(mutants)} mutants caught in {time.monotonic() - started:.0f} s")
+    return 0 if caught == len(mutants) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""Settings: every value that cannot be is refused in one sentence that names it; text is read as the setting's type."""
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sntg.errors import UsageError
+from sntg.training.config import ARGUMENTS, BOUNDS, CHOICES, TYPES, Config, config_from, read_setting
+
+GOOD = Config("two-moons", labels=12, method="pi+sntg")
+NUMBERS = [f.name for f in fields(Config) if f.type in (int, float) and f.name != "labels"]
+
+
+def refusal(**changes):
+    """The sentence with which a config is refused."""
+    with pytest.raises(UsageError) as caught:
+        replace(GOOD, **changes)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# --- what cannot be --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "nearest"),
+    [
+        ("dataset", "two-mons", "two-moons"),
+        ("dataset", "digit", "digits"),
+        ("method", "pi+sngt", "pi+sntg"),
+        ("method", "tempen", "tempens"),
+        ("model", "mpl", "mlp"),
+        ("graph", "sof", "soft"),
+        ("consistency", "mze", "mse"),
+        ("graph_labels", "merged", "merge"),
+        ("pairs", "hafl", "half"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest_one(key, value, nearest):
+    message = refusal(**{key: value})
+    assert f"unknown {key} {value!r}" in message
+    assert repr(nearest) in message.split("(valid:")[0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (6002, "6002 labels are more than the 6000 training points"),
+        (13, "13 labels cannot be spread evenly over 2 classes"),
+        (1, "1 labels leave a class without a label"),
+        (0, "0 labels leave a class without a label"),
+        (-2, "-2 labels leave a class without a label"),
+    ],
+)
+def test_a_number_of_labels_that_cannot_be_spread_is_refused(labels, words):
+    assert words in refusal(labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", -1),
+        ("seed", 2**31),
+        ("epochs", 0),
+        ("batch", 1),
+        ("batch", 0),
+        ("labelled_batch", 1),
+        ("lr", -1e-9),
+        ("beta2", 1.1),
+        ("ramp_up", -1),
+        ("ramp_down", -1),
+        ("w_max", -0.1),
+        ("ent", -0.1),
+        ("k", -0.1),
+        ("margin", -1.0),
+        ("margin", 0.0),
+        ("graph_start", -1),
+        ("graph_ramp", -1),
+        ("temperature", 0.0),
+        ("temperature", -1.0),
+        ("neighbours", 0),
+        ("noise", -0.1),
+        ("dropout", 1.0),
+        ("translate", -1),
+        ("translate", 9),
+        ("alpha", 1.0),
+        ("ema", 1.5),
+        ("epsilon", -1.0),
+        ("power_iterations", 0),
+        ("xi", -1e-6),
+        ("eval_every", 0),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_with_its_name_and_value(key, value):
+    message = refusal(**{key: value})
+    assert message.startswith(f"{key} = ")
+    assert str(value) in message or value == 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("key", NUMBERS)
+def test_no_number_may_be_nan_or_infinite(key, value):
+    assert f"{key} = {value}" in refusal(**{key: value})
+
+
+@pytest.mark.parametrize("key", BOUNDS)
+def test_the_bounds_themselves_are_allowed(key):
+    """All but the margin's: a margin of 0 would push nothing apart."""
+    for bound in BOUNDS[key]:
+        if bound is not None and not (key == "margin" and bound == 0):
+            changes = {"model": "small", "dataset": "digits", "labels": 20} if key == "translate" else {}
+            assert getattr(replace(GOOD, **{key: bound}, **changes), key) == bound
+
+
+def test_a_batch_larger_than_the_training_set_is_refused():
+    assert replace(GOOD, batch=6000).batch == 6000
+    assert "batch = 6001 is more than the 6000 training points of two-moons" in refusal(batch=6001)
+
+
+@pytest.mark.parametrize("n_pairs", [0, -1, 91, 1.5])
+def test_more_pairs_than_a_batch_has_are_refused(n_pairs):
+    assert replace(GOOD, batch=10, pairs="random", n_pairs=90).n_pairs == 90
+    message = refusal(batch=10, pairs="random", n_pairs=n_pairs)
+    assert f"n_pairs = {n_pairs}" in message
+    assert "n(n-1) = 90" in message
+
+
+@pytest.mark.parametrize("pairs", ["half", "all"])
+def test_n_pairs_without_random_pairs_is_refused(pairs):
+    assert "n_pairs = 5" in refusal(pairs=pairs, n_pairs=5)
+
+
+def test_a_fixed_graph_needs_a_run_to_come_from():
+    assert "fixed_from" in refusal(graph="fixed")
+    assert replace(GOOD, graph="fixed", fixed_from="RUN").fixed_from == "RUN"
+    assert replace(GOOD, method="pi", graph="fixed").graph == "fixed"  # there is no graph term to need it
+
+
+def test_points_in_the_plane_cannot_be_translated():
+    assert "translate = 2" in refusal(translate=2)
+
+
+@pytest.mark.parametrize(
+    ("device", "words"), [("tpu9", "is not a device"), ("", "is not a device"), ("meta", "is not supported")]
+)
+def test_a_device_that_is_none_is_refused(device, words):
+    message = refusal(device=device)
+    assert f"device = {device!r}" in message
+    assert words in message
+
+
+def test_cuda_is_refused_where_there_is_none_and_allowed_where_there_is(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "device = 'cuda': this machine has no usable CUDA GPU" in refusal(device="cuda")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert replace(GOOD, device="cuda").device == "cuda"
+
+
+def test_a_config_cannot_be_changed_afterwards_to_something_unchecked():
+    with pytest.raises(AttributeError):
+        GOOD.margin = -1.0
+
+
+# --- reading text ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("epochs=20", "epochs", 20),
+        ("epochs=-3", "epochs", -3),
+        ("lr=1e-3", "lr", 0.001),
+        ("lr=2", "lr", 2.0),
+        (" margin = 0.5 ", "margin", 0.5),
+        ("label_factor=false", "label_factor", False),
+        ("label_factor=True", "label_factor", True),
+        ("n_pairs=None", "n_pairs", None),
+        ("n_pairs=none", "n_pairs", None),
+        ("n_pairs=7", "n_pairs", 7),
+        ("graph=soft", "graph", "soft"),
+        ("fixed_from=a=b", "fixed_from", "a=b"),
+        ("fixed_from=", "fixed_from", ""),
+    ],
+)
+def test_a_setting_is_read_as_its_own_type(text, key, value):
+    assert read_setting(text) == (key, value)
+    assert type(read_setting(text)[1]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("epochs=2.5", "epochs = '2.5' is not a whole number"),
+        ("epochs=none", "epochs = 'none' is not a whole number"),
+        ("epochs=", "epochs = '' is not a whole number"),
+        ("n_pairs=many", "n_pairs = 'many' is not a whole number"),
+        ("lr=fast", "lr = 'fast' is not a number"),
+        ("lr=none", "lr = 'none' is not a number"),
+        ("label_factor=1", "label_factor = '1' is neither true nor false"),
+        ("epochs", "--set 'epochs' is not of the form key=value"),
+        ("", "--set '' is not of the form key=value"),
+        ("epoch=3", "unknown key 'epoch': did you mean 'epochs'"),
+        ("=3", "unknown key ''"),
+    ],
+)
+def test_a_text_that_is_no_value_is_refused(text, words):
+    with pytest.raises(UsageError) as caught:
+        read_setting(text)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("key", sorted(ARGUMENTS))
+def test_what_has_an_argument_of_its_own_is_not_set(key):
+    with pytest.raises(UsageError, match=f"{key} is not changed by --set"):
+        read_setting(f"{key}=1")
+
+
+def test_the_arguments_are_not_offered_as_keys():
+    with pytest.raises(UsageError) as caught:
+        read_setting("sead=1")
+    offered = str(caught.value).split("(valid: ")[1].removesuffix(")").split(", ")
+    assert offered == sorted(set(TYPES) - ARGUMENTS)
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "epochs": st.integers(1, 10**6),
+        "lr": st.floats(0, 1e6),
+        "margin": st.floats(1e-6, 1e6),
+        "k": st.floats(0, 1e3),
+        "label_factor": st.booleans(),
+        "graph": st.sampled_from(["hard", "soft", "knn"]),
+        "noise": st.floats(0, 10),
+        "batch": st.integers(2, 6000),
+    },
+)
+
+
+@given(SETTINGS)
+def test_what_a_config_prints_reads_back_as_itself(changes):
+    config = replace(GOOD, **changes)
+    read = dict(read_setting(f"{k}={v}") for k, v in config.as_dict().items() if k not in ARGUMENTS)
+    assert read == {k: v for k, v in config.as_dict().items() if k not in ARGUMENTS}
+
+
+@given(SETTINGS)
+def test_plain_values_make_an_equal_config(changes):
+    config = replace(GOOD, **changes)
+    assert config_from(config.as_dict()) == config
+
+
+def test_plain_values_with_a_key_that_does_not_exist_are_refused():
+    with pytest.raises(UsageError, match="unknown key 'batches': did you mean 'batch'"):
+        config_from(GOOD.as_dict() | {"batches": 3})
+
+
+def test_the_settings_are_in_the_papers_words():
+    wanted = {"epochs", "batch", "lr", "margin", "k", "pairs", "n_pairs", "graph", "noise", "w_max", "ramp_up"}
+    assert wanted < set(TYPES)
+    assert list(GOOD.as_dict()) == list(TYPES)
+
+
+def test_every_setting_is_checked_somehow():
+    """A number without bounds, or a word without choices, would let nonsense through."""
+    elsewhere = {"dataset", "labels", "method", "device", "pairs", "n_pairs", "temperature", "fixed_from"}
+    assert set(TYPES) - set(BOUNDS) - set(CHOICES) - elsewhere == {"label_factor"}

@@ -1,0 +1,290 @@
+"""The run folder: nothing before the start, whole files only, and a model that comes back as it was saved."""
+
+import json
+import os
+import shutil
+import tempfile
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import sntg
+from sntg.errors import UsageError
+from sntg.models import Output
+from sntg.training import RunFolder, load, resolve, run
+from sntg.training.evaluation import error
+from sntg.training.run_folder import read_config, save_weights, write_text
+
+CONFIG = resolve("two-moons", 12, "pi+sntg", seed=3, epochs=2, batch=1000, n_pairs=5, pairs="random")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run and what training returned."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return folder, run(CONFIG, folder)
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    """A copy of the finished run to break."""
+    return shutil.copytree(finished[0], tmp_path / "copy")
+
+
+def refusal(what, *arguments):
+    with pytest.raises(UsageError) as caught:
+        what(*arguments)
+    return str(caught.value)
+
+
+# --- a new folder ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["new", "a/b/c"])
+def test_nothing_is_written_before_the_start(tmp_path, name):
+    folder = RunFolder(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+    folder.start(CONFIG)
+    assert [p.name for p in (tmp_path / name).iterdir()] == ["config.json"]
+
+
+def test_an_empty_folder_may_be_used(tmp_path):
+    RunFolder(str(tmp_path)).start(CONFIG)
+    assert (tmp_path / "config.json").exists()
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".hidden").touch()
+    assert refusal(RunFolder, tmp_path / "run") == (
+        f"the output folder {str(tmp_path / 'run')!r} is not empty: choose a new one"
+    )
+
+
+@pytest.mark.parametrize("below", ["", "run", "deep/run"])
+def test_a_file_in_the_way_is_named(tmp_path, below):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    message = refusal(RunFolder, file / below if below else file)
+    assert message.endswith(f"cannot be made: {str(file)!r} is a file")
+    assert file.read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    """As a full or read-only disk answers; permissions do not bind the root user that tests may run as."""
+
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    message = refusal(RunFolder, tmp_path / "run")
+    assert message == f"the output folder {str(tmp_path / 'run')!r} cannot be written: Permission denied"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
+def test_a_folder_without_permission_is_refused(tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    assert "Permission denied" in refusal(RunFolder, closed / "run")
+
+
+def test_a_folder_that_vanishes_before_the_start_is_told_in_a_sentence(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    (tmp_path / "run").write_text("somebody was quicker")
+    assert "cannot be written: File exists" in refusal(folder.start, CONFIG)
+
+
+def test_the_check_leaves_nothing_behind(tmp_path):
+    RunFolder(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- what is in it ---------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_has_its_files_and_no_partial_ones(finished):
+    names = sorted(str(p.relative_to(finished[0])) for p in finished[0].rglob("*") if p.is_file())
+    assert names == ["config.json", "figures/curves.png", "figures/decisions.png", "metrics.jsonl", "model.safetensors"]
+
+
+def test_the_config_holds_every_value_and_reads_back_equal(finished):
+    values = json.loads((finished[0] / "config.json").read_text())
+    assert values == CONFIG.as_dict()
+    assert read_config(finished[0]) == CONFIG
+
+
+def test_a_run_made_on_a_gpu_reads_on_a_machine_without_one(copy):
+    values = json.loads((copy / "config.json").read_text()) | {"device": "cuda"}
+    (copy / "config.json").write_text(json.dumps(values))
+    assert read_config(copy) == CONFIG
+
+
+def test_the_metrics_are_one_json_object_an_epoch(finished):
+    folder, trained = finished
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == trained.history
+    assert list(trained.history[0]) == [
+        "epoch",
+        "step",
+        "lr",
+        "weight",
+        "loss",
+        "teacher_error",
+        "graph_precision",
+        "graph_recall",
+        "student_error",
+        "error",
+    ]
+
+
+def test_a_line_of_metrics_is_there_as_soon_as_it_is_added(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.start(CONFIG)
+    for epoch in (1, 2):
+        folder.add_metrics({"epoch": epoch})
+        assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == epoch
+
+
+def test_the_weights_are_those_of_the_trained_model(finished):
+    folder, trained = finished
+    saved, state = load_file(folder / "model.safetensors"), trained.model.state_dict()
+    assert saved.keys() == state.keys()
+    assert all(torch.equal(saved[name], state[name]) for name in state)
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "file.txt"
+    write_text(path, "old")
+
+    def fail(self, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(path), "write_text", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+
+
+# --- giving it back --------------------------------------------------------------------------------------------------
+
+
+def test_a_loaded_model_has_the_error_of_the_last_line_of_metrics(finished):
+    model = sntg.load(str(finished[0]))
+    data = sntg.load_dataset("two-moons", seed=3)
+    last = json.loads((finished[0] / "metrics.jsonl").read_text().splitlines()[-1])
+    assert float(error(model, data.test_x, data.test_y)) == last["error"] == finished[1].error
+
+
+def test_a_loaded_model_gives_logits_and_features_without_noise(finished):
+    model = sntg.load(finished[0])
+    x = torch.randn(7, 2)
+    output = model(x)
+    assert isinstance(output, Output)
+    assert output.logits.shape == (7, 2)
+    assert output.features.shape == (7, 100)
+    assert not model.training
+    assert torch.equal(output.logits, model(x).logits)
+    assert torch.equal(output.logits, finished[1].model(x).logits)
+
+
+def test_a_loaded_model_can_be_trained_on_with_the_runs_noise(finished):
+    model = sntg.load(finished[0]).train()
+    assert all(noise.std.item() == pytest.approx(CONFIG.noise) for noise in model.noises)
+    model(torch.randn(7, 2)).logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_for_mean_teacher_the_saved_weights_are_the_teachers(tmp_path, monkeypatch):
+    """With ema = 1 the teacher never moves, so a longer run saves the same weights."""
+    monkeypatch.setattr("sntg.training.run.draw_figures", lambda trained, folder: None)
+    for epochs in (1, 2):
+        config = resolve("two-moons", 12, "mt", epochs=epochs, batch=2000, ema=1.0, lr=0.01, ramp_up=0, ramp_down=0)
+        trained = run(config, tmp_path / str(epochs))
+        assert trained.history[-1]["student_error"] != trained.history[-1]["error"]
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("1", "2"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_right_dataset_may_be_asked_for_and_another_is_refused(finished):
+    assert load(finished[0], "two-moons") is not None
+    message = refusal(load, finished[0], "digits")
+    assert message == f"the run {str(finished[0])!r} was trained on two-moons, not on digits"
+
+
+# --- folders that are no runs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", ["missing", "empty", "file"])
+def test_what_is_no_run_folder_is_refused(tmp_path, make):
+    folder = tmp_path / "x"
+    if make == "empty":
+        folder.mkdir()
+    elif make == "file":
+        folder.touch()
+    message = refusal(load, folder)
+    assert str(folder) in message
+    assert "config.json" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[1, 2]",
+        "7",
+        "null",
+        '"two-moons"',
+        "{}",
+        '{"dataset": "two-moons", "labels": "12", "method": "pi"}',
+        '{"dataset": "two-moons", "labels": 12, "method": 5}',
+        '{"dataset": ["two-moons"], "labels": 12, "method": "pi"}',
+        '{"dataset": "two-moons", "labels": 12, "method": "pi", "epochs": null}',
+        '{"dataset": "two-moons", "labels": 12, "method": "pi", "colour": "red"}',
+        '{"dataset": "two-mons", "labels": 12, "method": "pi"}',
+    ],
+)
+def test_a_broken_config_is_refused(copy, text):
+    (copy / "config.json").write_text(text)
+    assert f"{str(copy / 'config.json')!r} cannot be read" in refusal(load, copy)
+
+
+def test_a_config_that_is_no_text_is_refused(copy):
+    (copy / "config.json").write_bytes(b"\xff\xfe\x00{")
+    assert "config.json' cannot be read" in refusal(load, copy)
+
+
+def test_a_run_that_did_not_finish_is_refused(copy):
+    (copy / "model.safetensors").unlink()
+    assert refusal(load, copy) == f"the run {str(copy)!r} has no model.safetensors: it did not finish"
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, -4])
+def test_truncated_weights_are_refused(copy, size):
+    whole = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(whole[:size])
+    assert "model.safetensors' cannot be read" in refusal(load, copy)
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "shape"])
+def test_weights_of_another_network_are_refused_in_one_sentence(copy, change):
+    weights = load_file(copy / "model.safetensors")
+    if change == "missing":
+        del weights["output.b"]
+    elif change == "extra":
+        weights["output.c"] = torch.zeros(2)
+    else:
+        weights["output.b"] = torch.zeros(3)
+    save_file(weights, copy / "model.safetensors")
+    message = refusal(load, copy)
+    assert "model.safetensors' cannot be read" in message
+    assert "\n" not in message
+
+
+def test_weights_of_a_transposed_tensor_are_saved_whole(tmp_path):
+    net = torch.nn.Linear(2, 3)
+    net.weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3).T)
+    save_weights(net, tmp_path / "w.safetensors")
+    assert torch.equal(load_file(tmp_path / "w.safetensors")["weight"], net.weight)
+    assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]
