@@ -86,7 +86,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("1 - beta1**self.steps", "1 - 0.9**self.steps"),  # the current beta1, while it ramps down
     ],
     ("models/layers.py", "models/test_layers.py"): [
-        ("1 - self.MOMENTUM", "self.MOMENTUM"),
+        ("1 - self.bn_momentum", "self.bn_momentum"),
         ("self._track(mean.detach())", "self._track(mean)"),
     ],
 }

@@ -5,6 +5,7 @@ import torch
 
 from sntg.errors import UsageError
 from sntg.models import MLP, MODELS, SmallNet, build
+from sntg.models.layers import WeightNorm
 
 
 def test_an_mlp_for_vectors():
@@ -22,12 +23,22 @@ def test_a_small_net_for_images():
     assert [d.rate for d in net.dropouts] == [0.3, 0.3]
 
 
-@pytest.mark.parametrize(
-    ("name", "event", "advice"), [("mlp", (1, 16, 16), "use model=small"), ("small", (2,), "use model=mlp")]
-)
-def test_inputs_of_the_wrong_kind_are_refused_with_advice(name, event, advice):
-    with pytest.raises(UsageError, match=advice):
-        build(name, event, 4, 0.1, 0.5)
+def test_vectors_are_refused_by_the_small_net_with_advice():
+    with pytest.raises(UsageError, match="use model=mlp"):
+        build("small", (2,), 4, 0.1, 0.5)
+
+
+def test_the_mlp_flattens_images():
+    net = build("mlp", (1, 4, 5), 3, noise=0.0, dropout=0.0)
+    images = torch.randn(6, 1, 4, 5)
+    flat = build("mlp", (20,), 3, noise=0.0, dropout=0.0)
+    flat.load_state_dict(net.state_dict())
+    assert torch.equal(net(images).logits, flat(images.flatten(1)).logits)
+
+
+def test_the_running_means_momentum_reaches_every_layer():
+    net = build("small", (1, 16, 16), 10, noise=0.1, dropout=0.5, bn_momentum=0.9)
+    assert {m.bn_momentum for m in net.modules() if isinstance(m, WeightNorm)} == {0.9}
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_all():

@@ -276,10 +276,10 @@ def test_the_start_is_announced_once_all_is_ready():
 
 
 def test_training_lowers_the_loss_and_the_error():
-    (trained,) = train([quick("pi+sntg", epochs=12, batch=500, lr=0.003)])
+    (trained,) = train([quick("pi", epochs=12, batch=500, lr=0.003)])
     first, last = trained.history[0], trained.history[-1]
     assert last["loss"]["supervised"] < 0.5 * first["loss"]["supervised"]
-    assert last["error"] < 20.0
+    assert last["error"] < 0.8 * first["error"]
 
 
 @pytest.mark.parametrize("weight", ["lr", "w_max", "k", "ent", "noise"])
@@ -330,11 +330,12 @@ def test_every_method_trains_on_points(method):
     assert list(record["loss"]) == list(record["weight"]) == expected_terms(method)
     assert all(np.isfinite(value) for value in record["loss"].values())
     assert 0 <= record["error"] <= 100
-    has_graph = parse(method).sntg
-    assert (record["graph_recall"] is not None) == has_graph
-    no_teacher_yet = parse(method).base == "tempens"  # nor does plain supervised training ever have one
-    taught = not no_teacher_yet and (parse(method).base != "supervised" or has_graph)
-    assert (record["teacher_error"] is not None) == taught
+    name = parse(method)
+    if name.base != "tempens":  # in its first epoch it has no opinions, so there is little or nothing to measure
+        assert (record["graph_recall"] is not None) == name.sntg
+        assert (record["teacher_error"] is not None) == (name.base != "supervised" or name.sntg)
+    else:
+        assert record["teacher_error"] is None
 
 
 @pytest.mark.parametrize("method", ["sntg", "pi+ent+sntg", "tempens", "mt+sntg", "vat+ent+sntg"])

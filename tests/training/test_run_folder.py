@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 import tempfile
 
 import pytest
@@ -197,7 +198,7 @@ def test_a_loaded_model_can_be_trained_on_with_the_runs_noise(finished):
 
 def test_for_mean_teacher_the_saved_weights_are_the_teachers(tmp_path, monkeypatch):
     """With ema = 1 the teacher never moves, so a longer run saves the same weights."""
-    monkeypatch.setattr("sntg.training.run.draw_figures", lambda trained, folder: None)
+    monkeypatch.setattr(sys.modules["sntg.training.run"], "draw_figures", lambda trained, folder: None)
     for epochs in (1, 2):
         config = resolve("two-moons", 12, "mt", epochs=epochs, batch=2000, ema=1.0, lr=0.01, ramp_up=0, ramp_down=0)
         trained = run(config, tmp_path / str(epochs))

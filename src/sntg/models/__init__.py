@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from sntg.errors import UsageError, unknown
 from sntg.models.classifier import Classifier, Output, stack, unstack
-from sntg.models.layers import frozen_statistics, initialising, shared_noise
+from sntg.models.layers import BN_MOMENTUM, WeightNorm, frozen_statistics, initialising, shared_noise
 from sntg.models.mlp import MLP
 from sntg.models.small import SmallNet
 
-__all__ = ["MLP", "MODELS", "Classifier", "Output", "SmallNet", "build", "stack", "unstack"]
+__all__ = ["BN_MOMENTUM", "MLP", "MODELS", "Classifier", "Output", "SmallNet", "build", "stack", "unstack"]
 __all__ += ["frozen_statistics", "initialising", "shared_noise"]
 
 
@@ -25,7 +25,14 @@ def _small(event: tuple[int, ...], classes: int, noise: float, dropout: float) -
 MODELS: dict[str, Callable[[tuple[int, ...], int, float, float], Classifier]] = {"mlp": _mlp, "small": _small}
 
 
-def build(name: str, event: tuple[int, ...], classes: int, noise: float, dropout: float) -> Classifier:
+def build(
+    name: str,
+    event: tuple[int, ...],
+    classes: int,
+    noise: float,
+    dropout: float,
+    bn_momentum: float = BN_MOMENTUM,
+) -> Classifier:
     """The model called `name` for inputs of shape `event`.
 
     >>> type(build("mlp", (2,), 4, noise=0.1, dropout=0.0)).__name__
@@ -33,4 +40,8 @@ def build(name: str, event: tuple[int, ...], classes: int, noise: float, dropout
     """
     if name not in MODELS:
         raise unknown("model", name, MODELS)
-    return MODELS[name](event, classes, noise, dropout)
+    model = MODELS[name](event, classes, noise, dropout)
+    for module in model.modules():
+        if isinstance(module, WeightNorm):
+            module.bn_momentum = bn_momentum
+    return model

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+BN_MOMENTUM = 0.999  # of the running mean, which starts at 0: right after a few thousand steps, not before
 LEAK = 0.1  # slope of the leaky ReLU below zero, everywhere in the paper
 
 
@@ -28,7 +29,6 @@ class WeightNorm(nn.Module):
     `mean_only_bn=False` leaves the batch mean in: weight norm alone, as in the paper's synthetic runs.
     """
 
-    MOMENTUM = 0.999
     V: Tensor
     g: Tensor
     b: Tensor
@@ -41,6 +41,7 @@ class WeightNorm(nn.Module):
         self.b = nn.Parameter(torch.zeros(outputs))
         self.register_buffer("running_mean", torch.zeros(outputs))
         self.mean_only_bn = mean_only_bn
+        self.bn_momentum = BN_MOMENTUM
         self.spatial = len(kernel)
         self.initialising = False
         self.track_statistics = True
@@ -86,7 +87,7 @@ class WeightNorm(nn.Module):
         """Moves the running mean; with several views in the pass it follows the last one (branch b of the Pi model)."""
         runs = self.running_mean.ndim - 1
         latest = mean.flatten(runs, -2 - self.spatial).select(runs, -1)
-        self.running_mean.lerp_(latest.reshape(self.running_mean.shape), 1 - self.MOMENTUM)
+        self.running_mean.lerp_(latest.reshape(self.running_mean.shape), 1 - self.bn_momentum)
 
     @torch.no_grad()
     def _rescale(self, y: Tensor) -> Tensor:

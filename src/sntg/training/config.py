@@ -10,7 +10,7 @@ from sntg.data import check_label_count, entry
 from sntg.errors import UsageError, unknown
 from sntg.graph import GRAPHS, check_pairs
 from sntg.methods import parse
-from sntg.models import MODELS
+from sntg.models import BN_MOMENTUM, MODELS
 
 CONSISTENCIES = ("mse", "kl")
 GRAPH_LABELS = ("merge", "teacher")
@@ -54,6 +54,7 @@ class Config:
     fixed_from: str = ""  # the run folder whose predictions make the fixed graph
     noise: float = 0.15  # deviation of the Gaussian input noise (of every layer's input in the MLP)
     dropout: float = 0.5
+    bn_momentum: float = BN_MOMENTUM  # of the running means that evaluation uses; short runs need a smaller one
     translate: int = 0  # pixels
     alpha: float = 0.6  # temporal ensembling's momentum
     ema: float = 0.999  # Mean Teacher's momentum
@@ -89,6 +90,7 @@ BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "neighbours": (1, None),
     "noise": (0, None),
     "dropout": (0, 0.99),
+    "bn_momentum": (0, 1),
     "translate": (0, 8),
     "alpha": (0, 0.9999),
     "ema": (0, 1),

@@ -191,7 +191,7 @@ class Stack:
 def _seeded_model(config: Config, data: Dataset) -> Classifier:
     """Initial weights that depend on the run's seed alone, whatever stack it trains in."""
     with _own_randomness(config):
-        return build(config.model, data.event, data.classes, config.noise, config.dropout)
+        return build(config.model, data.event, data.classes, config.noise, config.dropout, config.bn_momentum)
 
 
 def _schedule(c: Config, data: Dataset) -> Schedule:
