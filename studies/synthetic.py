@@ -9,7 +9,7 @@
 import argparse
 from pathlib import Path
 
-from tuning import grid, stacked, test, tune
+from tuning import grid, one_by_one, stacked, test, tune
 
 LABELS = 12
 # The label factor L/N is 12/6000, so a w_max of 500 is a final weight of 1. 36 settings for either method.
@@ -35,8 +35,8 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     a = parser.parse_args()
     name = f"{a.dataset}-{a.method.replace('+', '-')}"
-    errors = stacked(a.dataset, LABELS, a.method, device=a.device, eval_every=100)
     if a.what == "tune":
+        errors = stacked(a.dataset, LABELS, a.method, device=a.device, eval_every=100)
         tune(name, GRIDS[a.dataset, a.method], errors, a.out / f"tune-{name}.json")
     else:
-        test(name, {}, errors, a.out / f"test-{name}.json")
+        test(name, {}, one_by_one(a.dataset, LABELS, a.method, eval_every=25), a.out / f"test-{name}.json")
