@@ -217,10 +217,10 @@ FINE = {"supervised": (0.1, 0.2), "consistency": (0.0, 1e30)}
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        ({"supervised": (0.1, 0.2), "consistency": (0.0, math.nan)}, "the consistency loss became nan at step 42"),
-        ({"supervised": (math.inf, 0.2), "consistency": (0.0, 0.0)}, "the supervised loss became inf at step 42"),
-        ({"supervised": (0.1, -math.inf), "consistency": (0.0, 0.0)}, "the supervised loss became -inf at step 42"),
-        ({"supervised": (0.1, math.nan), "consistency": (math.inf, 0.0)}, "the supervised loss became nan at step 42"),
+        ({"supervised": (0.1, 0.2), "consistency": (0.0, math.nan)}, "the consistency loss became nan at step 43"),
+        ({"supervised": (math.inf, 0.2), "consistency": (0.0, 0.0)}, "the supervised loss became inf at step 43"),
+        ({"supervised": (0.1, -math.inf), "consistency": (0.0, 0.0)}, "the supervised loss became -inf at step 43"),
+        ({"supervised": (0.1, math.nan), "consistency": (math.inf, 0.0)}, "the supervised loss became nan at step 43"),
     ],
 )
 def test_a_loss_that_is_no_number_is_named_with_its_step(broken, words):

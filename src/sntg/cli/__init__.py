@@ -1,6 +1,7 @@
 """The command line: `sntg train`, `sntg demo`, and lists of what there is. No logic lives here."""
 
 import sys
+from concurrent.futures.process import BrokenProcessPool
 
 from sntg.cli.app import app
 from sntg.errors import DivergenceError, UsageError
@@ -19,6 +20,10 @@ def main() -> None:
         _stop(str(e), 2)
     except DivergenceError as e:
         _stop(str(e), 1)
+    except OSError as e:  # a disk that fills up in mid-run, say
+        _stop(f"stopped by the system: {e}", 1)
+    except BrokenProcessPool:
+        _stop("a worker process was killed, perhaps for lack of memory: run it again", 1)
 
 
 def _stop(message: str, code: int) -> None:

@@ -23,11 +23,13 @@ def train_with_progress(config: Config, out: Path) -> None:
                 bar.update(task, completed=record["epoch"], description=describe(record))
                 every = max(1, config.epochs // PLAIN_LINES)
                 if not console.is_terminal and (record["epoch"] % every == 0 or record["epoch"] == config.epochs):
-                    console.print(f"epoch {record['epoch']}/{config.epochs}  {describe(record)}", highlight=False)
+                    console.print(
+                        f"epoch {record['epoch']}/{config.epochs}  {describe(record)}", highlight=False, soft_wrap=True
+                    )
 
             trained = run(config, out, show)
     except KeyboardInterrupt:
-        console.print(f"stopped; what was written is in {out}", highlight=False)
+        console.print(f"stopped; what was written is in {out}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(130)
     print(
         f"{config.method} on {config.dataset}, {config.labels} labels, seed {config.seed}: {trained.error:.2f} % error"

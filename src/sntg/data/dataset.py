@@ -51,3 +51,4 @@ class Entry:
     points: int
     test_points: int
     classes: int
+    images: bool = False

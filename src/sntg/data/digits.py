@@ -44,4 +44,6 @@ def normalise(images: Tensor) -> Tensor:
     return centred / centred.square().mean((-3, -2, -1), keepdim=True).sqrt().clamp(min=1e-8)
 
 
-DIGITS = Entry("digits", "1797 handwritten digits from scikit-learn", digits, 1797 - TEST_POINTS, TEST_POINTS, 10)
+DIGITS = Entry(
+    "digits", "1797 handwritten digits from scikit-learn", digits, 1797 - TEST_POINTS, TEST_POINTS, 10, images=True
+)

@@ -67,10 +67,9 @@ def _dataset(name: str, runs: list[Trained], figure: Path) -> dict[str, Any]:
 
 def _changes(runs: list[Trained]) -> dict[str, list[str]]:
     """For each dataset, what was changed from the recipe to save time."""
-    return {
-        TITLES[r.config.dataset]: [
-            f"{key} {ours} instead of {full}" for key, (full, ours) in departures(r.config).items()
-        ]
-        for r in runs
-        if departures(r.config)
-    }
+    changes: dict[str, list[str]] = {}
+    for r in runs:
+        for key, (full, ours) in departures(r.config).items():
+            sentence = f"{key} {ours} instead of {full} ({r.config.method})"
+            changes.setdefault(TITLES[r.config.dataset], []).append(sentence)
+    return changes

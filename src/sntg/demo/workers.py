@@ -22,6 +22,9 @@ def train_all(configs: list[Config], on_epoch: Callable[[int, int], None]) -> li
         try:
             futures = [pool.submit(_train, number, config, news) for number, config in enumerate(configs)]
             _relay(futures, news, on_epoch)
+            for future in futures:
+                if future.done():
+                    future.result()  # a failure is told at once, not after the runs before it
             return [future.result() for future in futures]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -32,12 +35,13 @@ def _relay(futures: list["Future[Trained]"], news: Any, on_epoch: Callable[[int,
     while True:
         ended = wait(futures, timeout=0)
         failed = any(f.exception() for f in ended.done if not f.cancelled())
-        if failed or not ended.not_done:
-            return
         try:
-            on_epoch(*news.get(timeout=0.2))
+            on_epoch(*news.get(timeout=0.2 if ended.not_done else 0))
         except queue.Empty:
-            continue
+            if not ended.not_done:
+                return
+        if failed:
+            return
 
 
 def _train(number: int, config: Config, news: Any) -> Trained:

@@ -28,6 +28,7 @@ class Seen:
     teacher: Tensor | None  # (runs, n) class numbers, -1 where the teacher has none yet
     pairs: Pairs | None = None
     W: Tensor | None = None
+    judged: Tensor | None = None  # (runs, s), False for a pair with a row nobody has an opinion on; None = all are
 
 
 class Objective:
@@ -58,8 +59,9 @@ class Objective:
         pairs = sample_pairs(batch.rows.shape[-1], how.pairs, how.n_pairs, batch.rows.device)
         W = how.graph(Nodes(teacher, labels, batch.rows), pairs)
         loss = sntg_loss(passes.student.features, W, pairs, how.margin, known)
-        counted = W if known is None else W * (known[..., pairs.i] & known[..., pairs.j])
-        return loss, Seen(_opinions(teacher, passes.known), pairs, counted)
+        judged = None if known is None else known[..., pairs.i] & known[..., pairs.j]
+        counted = W if judged is None else W * judged
+        return loss, Seen(_opinions(teacher, passes.known), pairs, counted, judged)
 
 
 def _opinions(teacher: Tensor | None, known: Tensor | None) -> Tensor | None:

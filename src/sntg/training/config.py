@@ -122,8 +122,10 @@ def check(config: Config) -> None:
             raise UsageError(f"{key} = {value} is out of range: it must be {limits}")
     if config.margin == 0:
         raise UsageError("margin = 0 pushes nothing apart: it must be above 0")
-    if config.temperature <= 0:
+    if not 0 < config.temperature < float("inf"):
         raise UsageError(f"temperature = {config.temperature} is out of range: it must be above 0")
+    if config.translate and not data.images:
+        raise UsageError(f"translate = {config.translate} moves images, and {config.dataset} has none: use 0")
     if config.batch > data.points:
         raise UsageError(f"batch = {config.batch} is more than the {data.points} training points of {config.dataset}")
     check_pairs(config.batch, config.pairs, config.n_pairs)

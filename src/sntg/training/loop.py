@@ -73,6 +73,8 @@ def train(
 
 def check_stack(configs: Sequence[Config]) -> None:
     """Refuses runs that cannot go through in one pass."""
+    if not configs:
+        raise UsageError("there is no run to train: give at least one config")
     for config in configs[1:]:
         for key, value in config.as_dict().items():
             if key not in STACKABLE and value != getattr(configs[0], key):

@@ -39,7 +39,8 @@ class EpochLog:
             return
         step, term, run = broken.nonzero()[0].tolist()
         value = float(values[step, term, run])
-        raise DivergenceError(f"the {self.names[term]} loss became {value} at step {self.first_step + step}")
+        at = self.first_step + step + 1
+        raise DivergenceError(f"the {self.names[term]} loss became {value} at step {at}")
 
     def summaries(self) -> list[dict[str, Any]]:
         """The epoch's means for each run, as they go into the metrics file. Errors are percentages."""
@@ -74,6 +75,9 @@ class EpochLog:
         truth, W = self._truth_of_steps(), torch.stack(weights)
         i, j = (_ends([s.pairs for s in self.seen if s.pairs], end, truth) for end in (0, 1))
         same = truth.gather(-1, i) == truth.gather(-1, j)
+        judged = [s.judged for s in self.seen if s.judged is not None]
+        if judged:
+            same = same & torch.stack(judged)
         hits = (W * same).sum((0, 2))
         return _ratios(hits, W.sum((0, 2))), _ratios(hits, same.sum((0, 2)))
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from sntg.methods import parse
-from sntg.training.config import Config
+from sntg.training.config import Config, config_from
 
 RAMPS = ("ramp_up", "ramp_down", "graph_start", "graph_ramp")
 Row = tuple[str, str, dict[str, Any]]
@@ -58,10 +58,10 @@ def resolve(dataset: str, labels: int, method: str, seed: int = 0, **settings: A
     """
     method = str(parse(method))
     values = recipe(dataset, method)
-    if "epochs" in settings:
+    if 1 <= settings.get("epochs", 0) < float("inf"):  # any other number of them is refused by Config
         values |= _scaled_ramps(values, settings["epochs"])
     values |= settings
-    return Config(dataset=dataset, labels=labels, method=method, seed=seed, **values)
+    return config_from({"dataset": dataset, "labels": labels, "method": method, "seed": seed} | values)
 
 
 def _scaled_ramps(values: dict[str, Any], epochs: int) -> dict[str, int]:

@@ -48,12 +48,12 @@ class RunFolder:
 
 def check_free(path: Path) -> None:
     """Refuses an output folder that holds something already or that cannot be written to."""
-    if path.is_dir() and any(path.iterdir()):
-        raise UsageError(f"the output folder {str(path)!r} is not empty: choose a new one")
-    existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-    if not existing.is_dir():
-        raise UsageError(f"the output folder {str(path)!r} cannot be made: {str(existing)!r} is a file")
     try:
+        if path.is_dir() and any(path.iterdir()):
+            raise UsageError(f"the output folder {str(path)!r} is not empty: choose a new one")
+        existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+        if not existing.is_dir():
+            raise UsageError(f"the output folder {str(path)!r} cannot be made: {str(existing)!r} is a file")
         with tempfile.TemporaryDirectory(dir=existing):
             pass
     except OSError as e:
@@ -84,13 +84,13 @@ def load(run: Path | str, dataset: str | None = None) -> Classifier:
     if dataset is not None and config.dataset != dataset:
         raise UsageError(f"the run {str(run)!r} was trained on {config.dataset}, not on {dataset}")
     data = load_dataset(config.dataset, config.seed)
-    model = build(config.model, data.event, data.classes, config.noise, config.dropout)
+    model = build(config.model, data.event, data.classes, config.noise, config.dropout, config.bn_momentum)
     try:
         model.load_state_dict(load_file(folder / WEIGHTS))
     except FileNotFoundError:
         raise UsageError(f"the run {str(run)!r} has no {WEIGHTS}: it did not finish") from None
     except (SafetensorError, RuntimeError, OSError) as e:
-        raise UsageError(f"the weights {str(folder / WEIGHTS)!r} cannot be read: {e}") from None
+        raise UsageError(f"the weights {str(folder / WEIGHTS)!r} cannot be read: {' '.join(str(e).split())}") from None
     return model.eval()
 
 
@@ -101,5 +101,5 @@ def read_config(folder: Path) -> Config:
         return config_from(values | {"device": "cpu"})
     except FileNotFoundError:
         raise UsageError(f"{str(folder)!r} is not a run folder: it has no {CONFIG}") from None
-    except (OSError, ValueError, TypeError) as e:
+    except (OSError, ValueError, TypeError, AttributeError) as e:
         raise UsageError(f"{str(folder / CONFIG)!r} cannot be read: {e}") from None

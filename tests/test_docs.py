@@ -1,0 +1,76 @@
+"""Every promise of the documents: the README's code runs, links lead somewhere, tables are what the results say."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README_CODE = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "studies" / "tables.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def table_in(document: str, name: str) -> str:
+    text = (ROOT / document).read_text()
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", text, flags=re.S)
+    assert found, f"{document} has no table {name}"
+    return found[1].strip()
+
+
+@pytest.mark.parametrize("code", README_CODE, ids=lambda code: code.strip().splitlines()[0])
+def test_the_readmes_code_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+
+
+def test_the_readme_has_code_to_run() -> None:
+    assert len(README_CODE) == 2
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_to_files_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+def test_the_readme_names_the_two_commands_and_the_makefile_has_them() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for command in ("demo", "test"):
+        assert f"make {command}" in (ROOT / "README.md").read_text()
+        assert re.search(rf"^{command}:", makefile, flags=re.M)
+
+
+@pytest.mark.parametrize("dataset", ["two-moons", "four-spins", "digits"])
+def test_the_tables_are_what_the_results_say(dataset: str, tables: ModuleType) -> None:
+    document = "docs/digits.md" if dataset == "digits" else "docs/synthetic.md"
+    assert table_in(document, f"{dataset} seeds") == tables.seeds_table(dataset)
+    assert table_in(document, f"{dataset} tuning") == tables.tuning_table(dataset)
+
+
+def test_the_overview_and_the_demos_page_are_what_the_results_say(tables: ModuleType) -> None:
+    import json
+
+    assert table_in("README.md", "overview") == tables.overview()
+    page = json.loads((ROOT / "src" / "sntg" / "demo" / "ten_seeds.json").read_text())
+    assert page == tables.for_the_page()
+
+
+@pytest.mark.parametrize("dataset", ["two-moons", "four-spins"])
+def test_the_recipe_holds_what_the_tuning_chose(dataset: str, tables: ModuleType) -> None:
+    from sntg.training import recipe
+
+    for method, name in (("pi", "pi"), ("pi-sntg", "pi+sntg")):
+        chosen = tables.results(dataset, "tune")[method]["tried"][0]["settings"]
+        assert {k: v for k, v in recipe(dataset, name).items() if k in chosen}.items() <= chosen.items()
