@@ -3,7 +3,7 @@
     python studies/digits.py tune pi+sntg
     python studies/digits.py test pi+sntg
 
-`tune` tries the grid below, 4 settings for each method on seeds 100-103; `test` trains the recipe, which holds what was
+`tune` tries the grid below, 4 settings for each method on seeds 100-102; `test` trains the recipe, which holds what was
 chosen.
 """
 
@@ -59,6 +59,6 @@ if __name__ == "__main__":
     spreading = a.method == SPREADING
     errors = label_spreading if spreading else one_by_one("digits", LABELS, a.method, eval_every=20)
     if a.what == "tune":
-        tune(name, GRIDS[a.method], errors, a.out / f"tune-{name}.json", TUNING_SEEDS[:4])
+        tune(name, GRIDS[a.method], errors, a.out / f"tune-{name}.json", TUNING_SEEDS[:3])
     else:
         test(name, CHOSEN_SPREADING if spreading else {}, errors, a.out / f"test-{name}.json")
