@@ -24,7 +24,8 @@ lint: .venv/installed-dev
 
 # The stamps are newer than what they were installed from, so a second run starts at once.
 .venv/installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'sntg needs Python 3.11 or later: make PYTHON=/path/to/python3'; exit 1; }
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(PIP_INSTALL) --editable .
 	touch $@
 

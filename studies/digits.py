@@ -11,14 +11,12 @@ import argparse
 import warnings
 from pathlib import Path
 
-import numpy as np
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+import torch
 from sklearn.semi_supervised import LabelSpreading
 from tuning import TUNING_SEEDS, Settings, grid, one_by_one, test, tune
 
-from sntg.data import balanced_split, load_dataset
-from sntg.data.digits import TEST_POINTS
+from sntg.data import balanced_split
+from sntg.data.digits import raw_digits
 
 LABELS = 20
 SPREADING = "label-spreading"
@@ -34,10 +32,8 @@ GRIDS = {
 def label_spreading(settings: list[Settings], seeds: range) -> list[list[float]]:
     """LabelSpreading on the same training images and labels, tested on the same held-out third."""
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # it divides 0 by 0 where a point has no labelled kin
-    images, y = load_digits(return_X_y=True)
-    train, held_out = train_test_split(np.arange(len(y)), test_size=TEST_POINTS, stratify=y, random_state=0)
-    truth = load_dataset("digits").train_y
-    assert (truth.numpy() == y[train]).all()
+    images, y, train, held_out = raw_digits()
+    truth = torch.from_numpy(y[train]).long()
     found = []
     for s in settings:
         model = LabelSpreading(kernel="knn", max_iter=200, **s)

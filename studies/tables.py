@@ -36,12 +36,13 @@ def seeds_table(dataset: str) -> str:
 
 def tuning_table(dataset: str, best: int = 5) -> str:
     """The best settings of each method on the tuning seeds; the first of each is the chosen one."""
-    rows = ["| method | mean | median | settings |", "|---" * 4 + "|"]
+    rows = ["| method | score | mean | median | settings |", "|---" * 5 + "|"]
     for method, result in results(dataset, "tune").items():
         for tried in result["tried"][:best]:
             settings = ", ".join(f"{k} {v}" for k, v in tried["settings"].items())
             errors = tried["errors"]
-            rows.append(f"| {METHODS[method]} | {mean(errors):.2f} | {median(errors):.2f} | {settings} |")
+            figures = f"{tried['score']:.2f} | {mean(errors):.2f} | {median(errors):.2f}"
+            rows.append(f"| {METHODS[method]} | {figures} | {settings} |")
     return "\n".join(rows)
 
 

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from sntg.demo.workers import train_all
-from sntg.training import resolve, train
+from sntg.training import resolve, train, train_all
 
 TUNING_SEEDS = range(100, 110)
 TEST_SEEDS = range(0, 10)

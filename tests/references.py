@@ -37,8 +37,16 @@ def kl(p, q):
 
 
 def soft_graph(p, temperature):
-    """The soft graph as a dense matrix: W_ij = exp(-(KL(p_i||p_j) + KL(p_j||p_i)) / T)."""
+    """The soft graph as a dense matrix: W_ij = exp(-(KL(p_i||p_j) + KL(p_j||p_i)) / T).
+
+    A logarithm sees no less than float32's smallest normal number: a certain prediction is not infinitely far away.
+    """
     n = len(p)
+
+    def kl(a, b):
+        floor = float(np.finfo(np.float32).tiny)
+        return sum(u * (math.log(max(u, floor)) - math.log(max(v, floor))) for u, v in zip(a, b, strict=True))
+
     return np.array([[math.exp(-(kl(p[i], p[j]) + kl(p[j], p[i])) / temperature) for j in range(n)] for i in range(n)])
 
 

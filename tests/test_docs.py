@@ -67,10 +67,17 @@ def test_the_overview_and_the_demos_page_are_what_the_results_say(tables: Module
     assert page == tables.for_the_page()
 
 
-@pytest.mark.parametrize("dataset", ["two-moons", "four-spins"])
+@pytest.mark.parametrize("dataset", ["two-moons", "four-spins", "digits"])
 def test_the_recipe_holds_what_the_tuning_chose(dataset: str, tables: ModuleType) -> None:
-    from sntg.training import recipe
+    from sntg.training import resolve
 
     for method, name in (("pi", "pi"), ("pi-sntg", "pi+sntg")):
         chosen = tables.results(dataset, "tune")[method]["tried"][0]["settings"]
-        assert {k: v for k, v in recipe(dataset, name).items() if k in chosen}.items() <= chosen.items()
+        assert chosen.items() <= resolve(dataset, tables.LABELS[dataset], name).as_dict().items()
+
+
+def test_the_page_of_settings_has_every_setting_with_its_default() -> None:
+    from sntg.training.config import ARGUMENTS, TYPES, Config
+
+    listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) ?\|", (ROOT / "docs" / "settings.md").read_text(), flags=re.M))
+    assert listed == {key: str(getattr(Config, key)) for key in TYPES if key not in ARGUMENTS}

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from sntg.adversarial import adversarial_direction, lds
 from sntg.data import Dataset, balanced_split, load_dataset
+from sntg.data.augmentation import translate
 from sntg.errors import DivergenceError, UsageError
 from sntg.graph import (
     FixedGraph,
@@ -22,6 +23,12 @@ from sntg.graph import (
     sntg_loss,
 )
 from sntg.losses import consistency_kl, consistency_mse, cross_entropy, entropy
+from sntg.methods import METHODS, parse
+from sntg.methods.mean_teacher import MeanTeacher
+from sntg.methods.pi import Pi
+from sntg.methods.supervised import Supervised
+from sntg.methods.temporal_ensembling import TemporalEnsembling
+from sntg.methods.vat import VAT
 from sntg.models import MLP, Classifier, Output, SmallNet
 from sntg.training import Adam, Config, Schedule, Trained, load, ramp_down, ramp_up, resolve, run, train
 
@@ -31,7 +38,9 @@ except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0.0.0+source"
 
 __all__ = [
+    "METHODS",
     "MLP",
+    "VAT",
     "Adam",
     "Classifier",
     "Config",
@@ -41,13 +50,17 @@ __all__ = [
     "Graph",
     "HardGraph",
     "KNNGraph",
+    "MeanTeacher",
     "Nodes",
     "Output",
     "Pairs",
+    "Pi",
     "SNTGLoss",
     "Schedule",
     "SmallNet",
     "SoftGraph",
+    "Supervised",
+    "TemporalEnsembling",
     "Trained",
     "UsageError",
     "__version__",
@@ -60,6 +73,7 @@ __all__ = [
     "lds",
     "load",
     "load_dataset",
+    "parse",
     "ramp_down",
     "ramp_up",
     "resolve",
@@ -67,4 +81,5 @@ __all__ = [
     "sample_pairs",
     "sntg_loss",
     "train",
+    "translate",
 ]

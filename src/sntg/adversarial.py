@@ -17,6 +17,7 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
 
+from sntg.errors import UsageError
 from sntg.losses import consistency_kl
 
 Predict = Callable[[Tensor], Tensor]  # inputs -> logits, the same function (noise, masks) at every call
@@ -38,6 +39,8 @@ def adversarial_direction(
     >>> bool(d[0, 0].abs() > 0.99)
     True
     """
+    if power_iterations < 0 or (xi is not None and not xi > 0):
+        raise UsageError(f"power_iterations = {power_iterations} must not be negative, and xi = {xi} above 0 or None")
     d = torch.randn(x.shape, dtype=x.dtype, device=x.device)
     for _ in range(power_iterations):
         d = unit(d, event_dims)

@@ -15,7 +15,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([3, -1]))
     tensor(0.6931)
     """
-    chosen = F.log_softmax(logits, -1).gather(-1, labels.long().clamp(min=0)[..., None])[..., 0]
+    chosen = F.log_softmax(_float(logits), -1).gather(-1, labels.long().clamp(min=0)[..., None])[..., 0]
     return -(chosen * (labels >= 0)).mean(-1)
 
 
@@ -28,7 +28,7 @@ def consistency_mse(student_logits: Tensor, target: Tensor, known: Tensor | None
     >>> consistency_mse(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))
     tensor(0.2500)
     """
-    difference = (F.softmax(student_logits, -1) - target).square().mean(-1)
+    difference = (F.softmax(_float(student_logits), -1) - target).square().mean(-1)
     return (difference if known is None else difference * known).mean(-1)
 
 
@@ -39,7 +39,7 @@ def consistency_kl(student_logits: Tensor, target: Tensor, known: Tensor | None 
     tensor(0.6931)
     """
     log_target = torch.where(target > 0, target, 1.0).log()  # 0 log 0 = 0, in value and in gradient
-    divergence = (target * (log_target - F.log_softmax(student_logits, -1))).sum(-1)
+    divergence = (target * (log_target - F.log_softmax(_float(student_logits), -1))).sum(-1)
     return (divergence if known is None else divergence * known).mean(-1)
 
 
@@ -49,5 +49,10 @@ def entropy(logits: Tensor) -> Tensor:
     >>> entropy(torch.zeros(3, 2))
     tensor(0.6931)
     """
-    log_p = F.log_softmax(logits, -1)
+    log_p = F.log_softmax(_float(logits), -1)
     return -(log_p.exp() * log_p).sum(-1).mean(-1)
+
+
+def _float(logits: Tensor) -> Tensor:
+    """16-bit logits as float32: a softmax loses too much in fewer bits."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

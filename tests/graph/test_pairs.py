@@ -33,10 +33,8 @@ def test_half_leaves_out_the_last_row_of_an_odd_batch_and_uses_every_other_once(
 
 
 @pytest.mark.parametrize("n", [2, 3, 6])
-def test_all_holds_every_unordered_pair_once(n):
-    pairs = listed(sample_pairs(n, "all"), n)
-    assert len(pairs) == n * (n - 1) // 2
-    assert sorted(pairs + [(j, i) for i, j in pairs]) == all_pairs(n)
+def test_all_holds_every_ordered_pair_once(n):
+    assert sorted(listed(sample_pairs(n, "all"), n)) == all_pairs(n)
 
 
 @pytest.mark.parametrize("n", [2, 3, 6, 9])

@@ -121,7 +121,7 @@ def test_a_batch_larger_than_the_training_set_is_refused():
     assert "batch = 6001 is more than the 6000 training points of two-moons" in refusal(batch=6001)
 
 
-@pytest.mark.parametrize("n_pairs", [0, -1, 91, 1.5])
+@pytest.mark.parametrize("n_pairs", [0, -1, 91])
 def test_more_pairs_than_a_batch_has_are_refused(n_pairs):
     assert replace(GOOD, batch=10, pairs="random", n_pairs=90).n_pairs == 90
     message = refusal(batch=10, pairs="random", n_pairs=n_pairs)
@@ -154,10 +154,23 @@ def test_a_device_that_is_none_is_refused(device, words):
 
 
 def test_cuda_is_refused_where_there_is_none_and_allowed_where_there_is(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "device = 'cuda': this machine has no usable CUDA GPU" in refusal(device="cuda")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert "device = 'cuda': this machine has 0 usable CUDA GPUs" in refusal(device="cuda")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert replace(GOOD, device="cuda").device == "cuda"
+    assert "device = 'cuda:7': this machine has 1 usable CUDA GPUs" in refusal(device="cuda:7")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("epochs", 2.5), ("seed", 1.5), ("labels", 12.0), ("epochs", "3"), ("k", "1")]
+)
+def test_a_value_of_another_kind_is_refused(key, value):
+    assert f"{key} = {value!r} is not of the kind" in refusal(**{key: value})
+
+
+def test_a_whole_number_may_stand_for_a_real_one_but_a_truth_value_for_neither():
+    assert replace(GOOD, margin=2).margin == 2
+    assert "margin = True is not of the kind float" in refusal(margin=True)
 
 
 def test_a_config_cannot_be_changed_afterwards_to_something_unchecked():

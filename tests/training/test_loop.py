@@ -413,7 +413,7 @@ def test_a_fixed_graph_is_what_an_earlier_run_predicts_for_each_runs_points(tmp_
     folder.start(earlier)
     folder.save_model(teacher.model)
     settings = {"graph": "fixed", "fixed_from": str(folder.path), "graph_labels": graph_labels}
-    runs = train([quick("pi+sntg", seed, **settings) for seed in (0, 5)])
+    runs = train([quick("pi+sntg", 0, k=k, **settings) for k in (0.1, 0.2)])
     assert len(steps) == 12
     for number, trained in enumerate(runs):
         classes = teacher.model(trained.data.train_x).logits.argmax(-1)
@@ -426,7 +426,16 @@ def test_a_fixed_graph_is_what_an_earlier_run_predicts_for_each_runs_points(tmp_
 def test_a_fixed_graph_from_another_dataset_is_refused(tmp_path):
     run(quick("supervised", epochs=1), tmp_path / "earlier")
     config = resolve("four-spins", 12, "pi+sntg", epochs=1, graph="fixed", fixed_from=str(tmp_path / "earlier"))
-    with pytest.raises(UsageError, match="was trained on two-moons, not on four-spins"):
+    with pytest.raises(UsageError, match="dataset = two-moons, and this run has dataset = four-spins"):
+        train([config])
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", 3), ("labels", 20)])
+def test_a_fixed_graph_from_another_split_is_refused(tmp_path, key, value):
+    """It may know labels that are hidden from this run."""
+    run(quick("supervised", epochs=1), tmp_path / "earlier")
+    config = replace(quick("pi+sntg", graph="fixed", fixed_from=str(tmp_path / "earlier")), **{key: value})
+    with pytest.raises(UsageError, match=f"and this run has {key} = {value}"):
         train([config])
 
 

@@ -70,8 +70,8 @@ def weight(graph, p_i, p_j):
     """W of a pair from the two ends' probabilities; a known label has come in as a certain probability."""
     if isinstance(graph, HardGraph):
         return float(p_i.argmax() == p_j.argmax())
-    with np.errstate(divide="ignore", invalid="ignore"):
-        divergence = np.nansum(p_i * np.log(p_i / p_j)) + np.nansum(p_j * np.log(p_j / p_i))
+    log_i, log_j = (np.log(np.maximum(p, np.finfo(np.float32).tiny)) for p in (p_i, p_j))
+    divergence = (p_i * (log_i - log_j)).sum() + (p_j * (log_j - log_i)).sum()
     return math.exp(-divergence / graph.temperature)
 
 

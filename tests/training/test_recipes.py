@@ -66,8 +66,8 @@ def test_the_caller_overrides_the_recipe_which_overrides_the_defaults(rows):
         (200, (50, 20, 40)),
         (100, (25, 10, 20)),
         (400, (100, 40, 80)),
-        (3, (1, 0, 1)),
-        (1, (0, 0, 0)),
+        (3, (1, 1, 1)),  # a ramp that is there stays there
+        (1, (1, 1, 1)),
     ],
 )
 def test_another_number_of_epochs_scales_the_recipes_ramps(rows, epochs, ramps):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sntg
-from sntg.errors import UsageError
+from sntg.errors import DivergenceError, UsageError
 from sntg.models import Output
 from sntg.training import RunFolder, load, resolve, run
 from sntg.training.evaluation import error
@@ -158,7 +158,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
     path = tmp_path / "file.txt"
     write_text(path, "old")
 
-    def fail(self, text):
+    def fail(self, text, encoding):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(type(path), "write_text", fail)
@@ -207,10 +207,12 @@ def test_for_mean_teacher_the_saved_weights_are_the_teachers(tmp_path, monkeypat
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_the_right_dataset_may_be_asked_for_and_another_is_refused(finished):
-    assert load(finished[0], "two-moons") is not None
-    message = refusal(load, finished[0], "digits")
-    assert message == f"the run {str(finished[0])!r} was trained on two-moons, not on digits"
+def test_weights_that_are_no_numbers_are_never_saved(finished, tmp_path):
+    model = load(finished[0])
+    model.output.g.data[0] = float("nan")
+    with pytest.raises(DivergenceError, match=r"output\.g"):
+        RunFolder(tmp_path / "new").save_model(model)
+    assert not (tmp_path / "new").exists()
 
 
 # --- folders that are no runs ----------------------------------------------------------------------------------------

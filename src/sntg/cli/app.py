@@ -9,10 +9,10 @@ import typer
 
 import sntg
 from sntg.cli.progress import train_with_progress
-from sntg.cli.tables import print_table
 from sntg.data import CATALOGUE
 from sntg.demo import run_demo
 from sntg.methods import METHODS, MethodName
+from sntg.terminal import print_table
 from sntg.training import read_setting, resolve
 
 app = typer.Typer(
@@ -68,15 +68,12 @@ def demo(
 @app.command()
 def methods(as_json: Json = False) -> None:
     """List the methods and what can be added to them."""
-    rows = [{"method": m.name, "what": m.line} for m in METHODS.values()]
-    rows.append(
-        {"method": str(MethodName("supervised", sntg=True)), "what": "the graph term alone: the ablation L_S + R_S"}
-    )
-    added = [
-        {"method": "+ent", "what": "adds entropy minimisation to any of them (before +sntg)"},
-        {"method": "+sntg", "what": "adds the graph term to any of them, as in pi+sntg or vat+ent+sntg"},
-    ]
-    _show(rows + added, as_json)
+    rows = [{"method": m.name, "kind": "method", "what": m.line} for m in METHODS.values()]
+    alone = str(MethodName("supervised", sntg=True))
+    rows.append({"method": alone, "kind": "method", "what": "the graph term alone: the ablation L_S + R_S"})
+    rows.append({"method": "+ent", "kind": "addition", "what": "entropy minimisation, on any of them: pi+ent"})
+    rows.append({"method": "+sntg", "kind": "addition", "what": "the graph term, on any of them: vat+ent+sntg"})
+    _show(rows, as_json)
 
 
 @app.command()

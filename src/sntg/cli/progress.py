@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from sntg.terminal import progress_bar
 from sntg.training import Config, Record, run
 
 PLAIN_LINES = 20  # how many lines a whole run prints when there is no terminal
@@ -14,9 +14,8 @@ PLAIN_LINES = 20  # how many lines a whole run prints when there is no terminal
 def train_with_progress(config: Config, out: Path) -> None:
     """Trains into a folder, showing how far it is; Ctrl-C stops it and keeps what was written."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
+        with progress_bar(console) as bar:
             task = bar.add_task(config.method, total=config.epochs)
 
             def show(record: Record) -> None:

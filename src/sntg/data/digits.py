@@ -18,11 +18,21 @@ def digits(seed: int) -> Dataset:
     >>> digits(0).event
     (1, 16, 16)
     """
-    images, y = load_digits(return_X_y=True)
-    train, test = train_test_split(np.arange(len(y)), test_size=TEST_POINTS, stratify=y, random_state=0)
+    images, y, train, test = raw_digits()
     x = normalise(enlarge(torch.from_numpy(images).float().reshape(-1, 1, 8, 8)))
     truth = torch.from_numpy(y).long()
     return Dataset("digits", x[train], truth[train], x[test], truth[test], classes=10)
+
+
+def raw_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The images (1797, 64) and classes as scikit-learn has them, and the rows for training and for testing.
+
+    >>> [len(part) for part in raw_digits()]
+    [1797, 1797, 1198, 599]
+    """
+    images, y = load_digits(return_X_y=True)
+    train, test = train_test_split(np.arange(len(y)), test_size=TEST_POINTS, stratify=y, random_state=0)
+    return images, y, train, test
 
 
 def enlarge(images: Tensor) -> Tensor:

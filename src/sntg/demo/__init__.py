@@ -1,44 +1,36 @@
 """`sntg demo`: three methods on three small datasets, and one page that shows what the graph term does."""
 
-import os
 import sys
 import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from sntg.demo.page import error_table, write_page
 from sntg.demo.plan import LABELS, cost, plan
-from sntg.demo.workers import train_all
-from sntg.errors import UsageError
 from sntg.figures import draw_decisions, draw_embeddings
-from sntg.training import Config, Trained
+from sntg.terminal import print_table, progress_bar
+from sntg.training import Config, Trained, train_all
 from sntg.training.run import decisions, embedding
+from sntg.training.run_folder import check_writable
 
 
 def run_demo(out: Path, seed: int) -> None:
     """Trains, prints the table, and writes the figures and the page into `out`."""
     configs = plan(seed)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UsageError(f"the output folder {str(out)!r} cannot be made: {e.strerror}") from None
-    if not os.access(out, os.W_OK):
-        raise UsageError(f"the output folder {str(out)!r} cannot be written")
+    check_writable(out)
     started = time.monotonic()
     runs = _train_with_bar(configs)
-    _print_errors(runs)
+    print_table(error_table(runs), title="Error rates (%)")
+    out.mkdir(parents=True, exist_ok=True)
     write_page(runs, _draw(runs, out), time.monotonic() - started, out / "index.html")
     print(f"the page with the figures: {out / 'index.html'}")
 
 
 def _train_with_bar(configs: list[Config]) -> list[Trained]:
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     done = [0] * len(configs)
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task(f"{len(configs)} runs", total=sum(cost(c) * c.epochs for c in configs))
 
         def show(number: int, epochs: int) -> None:
@@ -64,13 +56,3 @@ def _draw(runs: list[Trained], out: Path) -> dict[str, Path]:
         else:
             draw_embeddings([embedding(r) for r in pair], path)
     return figures
-
-
-def _print_errors(runs: list[Trained]) -> None:
-    rows = error_table(runs)
-    table = Table(title="Error rates (%)", title_justify="left")
-    for key in rows[0]:
-        table.add_column(key, justify="left" if key == "dataset" else "right")
-    for row in rows:
-        table.add_row(*row.values())
-    Console().print(table)

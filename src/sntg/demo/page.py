@@ -34,18 +34,17 @@ def write_page(runs: list[Trained], figures: dict[str, Path], seconds: float, pa
     write_text(path, page)
 
 
-def error_table(runs: list[Trained]) -> list[dict[str, str]]:
+def error_table(runs: list[Trained]) -> list[dict[str, object]]:
     """The table of error rates: a row for each dataset, a column for each method."""
-    rows = []
-    for name, labels in LABELS.items():
-        cells = {r.config.method: f"{r.error:.2f}" for r in runs if r.config.dataset == name}
-        rows.append({"dataset": name, "labels": str(labels), **cells})
-    return rows
+    return [
+        {"dataset": name, "labels": labels} | {r.config.method: r.error for r in runs if r.config.dataset == name}
+        for name, labels in LABELS.items()
+    ]
 
 
 def ten_seeds() -> list[dict[str, Any]]:
     """The ten-seed results shipped with the package, with mean and median."""
-    results = json.loads(files("sntg.demo").joinpath("ten_seeds.json").read_text())
+    results = json.loads(files("sntg.demo").joinpath("ten_seeds.json").read_text(encoding="utf-8"))
     return [
         {"title": TITLES[r["dataset"]], **r, "mean": mean(r["errors"]), "median": median(r["errors"])}
         for r in results["runs"]

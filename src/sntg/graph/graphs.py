@@ -54,7 +54,7 @@ class HardGraph:
 
 
 class SoftGraph:
-    """W_ij = exp(-(KL(p_i||p_j) + KL(p_j||p_i)) / T) on the teacher's probabilities; a known label counts as certain.
+    """W_ij = exp(-(KL(p_i||p_j) + KL(p_j||p_i)) / T) on the teacher's probabilities; a label is a certain teacher.
 
     >>> nodes = Nodes(teacher=torch.tensor([[0.5, 0.5], [0.5, 0.5]]))
     >>> SoftGraph()(nodes, Pairs(torch.tensor([0]), torch.tensor([1])))
@@ -76,9 +76,12 @@ class SoftGraph:
         if nodes.labels is not None:
             certain = F.one_hot(nodes.labels.long().clamp(min=0), p.shape[-1]).to(p.dtype)
             p = torch.where((nodes.labels >= 0)[..., None], certain, p)
-        a, b = p[..., pairs.i, :], p[..., pairs.j, :]
-        # xlogy makes 0 log 0 = 0; a class only one end believes in gives an infinite divergence, hence W = 0.
-        divergence = (_xlogx(a) - torch.xlogy(a, b) + _xlogx(b) - torch.xlogy(b, a)).sum(-1)
+        # A floor under the logarithms: certainty (a label, a softmax that underflowed) is then no infinite divergence,
+        # and a labelled point stays the neighbour of points the teacher is nearly sure of.
+        log_p = p.clamp(min=torch.finfo(torch.float32).tiny).log()
+        a, b = (p[..., end, :] for end in pairs)
+        log_a, log_b = (log_p[..., end, :] for end in pairs)
+        divergence = ((a - b) * (log_a - log_b)).sum(-1)  # KL(a||b) + KL(b||a)
         return torch.exp(-divergence.clamp(min=0) / self.temperature)
 
 
@@ -160,10 +163,6 @@ def _merge(classes: Tensor, labels: Tensor | None) -> Tensor:
 
 def _agree(classes: Tensor, pairs: Pairs) -> Tensor:
     return (classes[..., pairs.i] == classes[..., pairs.j]).float()
-
-
-def _xlogx(p: Tensor) -> Tensor:
-    return torch.xlogy(p, p)
 
 
 def _teacher(nodes: Nodes) -> Tensor:

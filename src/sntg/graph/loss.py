@@ -96,7 +96,7 @@ def check_loss_inputs(
     batch = features.shape[:-1]
     if teacher is not None:
         _check_teacher(teacher, batch)
-    if rows is not None and rows.shape != batch:
+    if rows is not None and (rows.shape != batch or rows.is_floating_point()):
         raise UsageError(f"rows must be {tuple(batch)} numbers of training points, not {tuple(rows.shape)}")
     if labels is not None:
         _check_labels(labels, batch, teacher)
@@ -111,8 +111,12 @@ def _check_teacher(teacher: Tensor, batch: torch.Size) -> None:
         )
     if teacher.is_floating_point() and not torch.isfinite(teacher).all():
         raise UsageError("teacher holds NaN or infinite values")
-    if teacher.is_floating_point() and (teacher < 0).any():
-        raise UsageError("teacher holds negative values: give probabilities, the softmax of the logits")
+    if (teacher < 0).any():
+        raise UsageError(
+            "teacher holds negative values: give probabilities (the softmax of the logits) or class numbers"
+        )
+    if teacher.is_floating_point() and teacher.shape[-1] == 0:
+        raise UsageError(f"teacher must hold probabilities of at least one class, not {tuple(teacher.shape)}")
 
 
 def _check_labels(labels: Tensor, batch: torch.Size, teacher: Tensor | None) -> None:

@@ -60,7 +60,6 @@ class TemporalEnsembling(Method):
 
     def _note(self, rows: Tensor, z: Tensor) -> None:
         """Keeps this epoch's predictions of the rows until the epoch ends."""
-        self.z.scatter_(
-            -2, rows[..., None].expand_as(z), z.to(self.z.dtype)
-        )  # the store is float32 for 16-bit nets too
+        # The store is float32 for 16-bit networks too.
+        self.z.scatter_(-2, rows[..., None].expand_as(z), z.to(self.z.dtype))
         self.seen.scatter_(-1, rows, True)

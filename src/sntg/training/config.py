@@ -29,12 +29,12 @@ class Config:
     method: str
     seed: int = 0
     device: str = "cpu"
-    model: str = "mlp"
-    epochs: int = 300
-    batch: int = 100  # n
+    model: str = "mlp"  # or "small", the small convolutional net
+    epochs: int = 300  # passes over all training points
+    batch: int = 100  # n, drawn from all training points
     labelled_batch: int = 32  # VAT's labelled part, beside `batch` points of the whole set
     lr: float = 3e-3  # the learning rate between the ramps
-    beta2: float = 0.999
+    beta2: float = 0.999  # Adam's second momentum; the first falls from 0.9 to 0.5 with the learning rate
     ramp_up: int = 80  # epochs; 0 = none, and then no weight-free first epoch either
     ramp_down: int = 50  # epochs at the end
     w_max: float = 100.0  # the consistency's weight (lambda_1), before the label factor
@@ -42,20 +42,20 @@ class Config:
     consistency: str = "mse"  # or "kl"
     ent: float = 1.0  # the entropy term's weight, in units of the consistency's
     k: float = 0.4  # the graph term's weight, in units of the consistency's (lambda_2 / lambda_1)
-    margin: float = 1.0  # m
-    pairs: str = "half"
-    n_pairs: int | None = None  # s, with pairs=random
-    graph: str = "hard"
+    margin: float = 1.0  # m, how far apart those who are not neighbours are pushed
+    pairs: str = "half"  # "half", "random" or "all" of a batch's pairs
+    n_pairs: int | None = None  # s, with pairs=random; half the batch if not given
+    graph: str = "hard"  # "hard", "soft", "knn" or "fixed"
     graph_labels: str = "merge"  # true labels where known; "teacher" = the paper's equation, the teacher for all
     graph_start: int = 0  # the epoch the graph term enters
     graph_ramp: int = 0  # epochs over which it then ramps up, on top of the common ramp
     temperature: float = 1.0  # T of the soft graph
-    neighbours: int = 10  # of the knn graph
+    neighbours: int = 10  # how many nearest ones the knn graph links a point to
     fixed_from: str = ""  # the run folder whose predictions make the fixed graph
     noise: float = 0.15  # deviation of the Gaussian input noise (of every layer's input in the MLP)
-    dropout: float = 0.5
+    dropout: float = 0.5  # the share of a layer's outputs dropped in training
     bn_momentum: float = BN_MOMENTUM  # of the running means that evaluation uses; short runs need a smaller one
-    translate: int = 0  # pixels
+    translate: int = 0  # the most pixels an image is moved by in training
     alpha: float = 0.6  # temporal ensembling's momentum
     ema: float = 0.999  # Mean Teacher's momentum
     epsilon: float = 1.0  # length of VAT's perturbation
@@ -109,6 +109,7 @@ CHOICES: dict[str, Any] = {
 
 def check(config: Config) -> None:
     """Raises a UsageError, in one sentence, for the first setting that cannot be."""
+    check_types(config)
     data = entry(config.dataset)
     name = parse(config.method)
     check_label_count(config.labels, data.points, data.classes)
@@ -134,15 +135,24 @@ def check(config: Config) -> None:
         raise UsageError("graph = fixed needs fixed_from = the run folder whose predictions make the graph")
 
 
+def check_types(config: Config) -> None:
+    """Refuses a value of another type than the setting's; a whole number may stand for a real one."""
+    for key, kind in TYPES.items():
+        value = getattr(config, key)
+        right = isinstance(value, kind) or (kind is float and isinstance(value, int))
+        if not right or (isinstance(value, bool) and kind is not bool):
+            raise UsageError(f"{key} = {value!r} is not of the kind {getattr(kind, '__name__', kind)}")
+
+
 def check_device(device: str) -> None:
     """Refuses a device that does not exist here."""
     try:
-        kind = torch.device(device).type
+        wanted = torch.device(device)
     except RuntimeError:
         raise UsageError(f"device = {device!r} is not a device: use cpu, or cuda where there is a GPU") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device = {device!r}: this machine has no usable CUDA GPU; use cpu")
-    if kind not in ("cpu", "cuda"):
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device = {device!r}: this machine has {torch.cuda.device_count()} usable CUDA GPUs; use cpu")
+    if wanted.type not in ("cpu", "cuda"):
         raise UsageError(f"device = {device!r} is not supported: use cpu or cuda")
 
 

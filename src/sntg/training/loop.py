@@ -7,6 +7,7 @@ Runs of a stack share everything that shapes the computation and may differ in s
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from sntg.training.batches import Batches
 from sntg.training.config import Config
 from sntg.training.evaluation import error, predict
 from sntg.training.metrics import EpochLog
-from sntg.training.run_folder import load
+from sntg.training.run_folder import load, read_config
 from sntg.training.schedules import Schedule
 
 STACKABLE = {"seed", "lr", "w_max", "k", "ent", "noise", "ramp_up", "graph_start", "graph_ramp"}
@@ -81,6 +82,15 @@ def check_stack(configs: Sequence[Config]) -> None:
                 raise UsageError(
                     f"runs of one stack must share {key}, and it is {getattr(configs[0], key)} and {value}"
                 )
+
+
+def check_same_split(configs: Sequence[Config], earlier: Config) -> None:
+    """Refuses a fixed graph from a run that saw other points or other labels: it would give hidden labels away."""
+    for config in configs:
+        for key in ("dataset", "labels", "seed"):
+            ours, theirs = getattr(config, key), getattr(earlier, key)
+            if ours != theirs:
+                raise UsageError(f"fixed_from is a run with {key} = {theirs}, and this run has {key} = {ours}")
 
 
 class Stack:
@@ -176,7 +186,8 @@ class Stack:
         elif c.graph == "knn":
             graph = KNNGraph(torch.stack([KNNGraph.build(x, c.neighbours).neighbours for x in self.batches.x]))
         elif c.graph == "fixed":
-            earlier = load(c.fixed_from, c.dataset).to(self.truth.device)
+            check_same_split(self.configs, read_config(Path(c.fixed_from)))
+            earlier = load(c.fixed_from).to(self.truth.device)
             graph = FixedGraph(predict(earlier, self.batches.x.flatten(0, 1)).logits.argmax(-1).view_as(self.truth))
         return GraphTerm(graph, c.pairs, c.n_pairs, c.margin, c.graph_labels == "merge")
 

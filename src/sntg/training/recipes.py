@@ -30,6 +30,7 @@ RECIPES: list[Row] = [
     ("four-spins", "pi", {"ramp_up": 200}),
     ("four-spins", "vat*", {"epsilon": 0.1}),
     ("digits", "*", {**DIGITS, "k": 0.4, "graph_start": 18, "graph_ramp": 12}),
+    ("digits", "mt*", {"ema": 0.98}),  # as for the running means
     ("*", "vat*", {"w_max": 1.0, "label_factor": False, "ramp_up": 0, "batch": 128}),
 ]
 
@@ -51,7 +52,7 @@ def recipe(dataset: str, method: str) -> dict[str, Any]:
 def resolve(dataset: str, labels: int, method: str, seed: int = 0, **settings: Any) -> Config:
     """A full config: the defaults, then the recipe, then what the caller sets.
 
-    A caller who shortens the schedule shortens its ramps with it, unless they are set too.
+    A caller who sets another number of epochs gets ramps of the same share of them, unless they are set too.
 
     >>> resolve("two-moons", 12, "pi", epochs=3).epochs
     3
@@ -68,4 +69,5 @@ def _scaled_ramps(values: dict[str, Any], epochs: int) -> dict[str, int]:
     """The recipe's ramps for another number of epochs."""
     defaults = {f.name: f.default for f in fields(Config)}
     share = epochs / values.get("epochs", defaults["epochs"])
-    return {key: round(values.get(key, defaults[key]) * share) for key in RAMPS}
+    full = {key: values.get(key, defaults[key]) for key in RAMPS}
+    return {key: max(1, round(length * share)) if length else 0 for key, length in full.items()}

@@ -9,12 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sntg.data import load_dataset
-from sntg.errors import UsageError
+from sntg.errors import DivergenceError, UsageError
 from sntg.models import Classifier, build
 from sntg.training.config import Config, config_from
 
@@ -42,7 +43,10 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def save_model(self, model: nn.Module) -> None:
-        """Writes the weights."""
+        """Writes the weights, if they are numbers: the last step's losses do not show what that step did to them."""
+        for name, tensor in model.state_dict().items():
+            if not torch.isfinite(tensor).all():
+                raise DivergenceError(f"the weights {name} are not finite after the last step")
         save_weights(model, self.path / WEIGHTS)
 
 
@@ -51,6 +55,14 @@ def check_free(path: Path) -> None:
     try:
         if path.is_dir() and any(path.iterdir()):
             raise UsageError(f"the output folder {str(path)!r} is not empty: choose a new one")
+    except OSError as e:
+        raise UsageError(f"the output folder {str(path)!r} cannot be read: {e.strerror}") from None
+    check_writable(path)
+
+
+def check_writable(path: Path) -> None:
+    """Refuses an output folder that cannot be made or written to; leaves nothing behind."""
+    try:
         existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
         if not existing.is_dir():
             raise UsageError(f"the output folder {str(path)!r} cannot be made: {str(existing)!r} is a file")
@@ -63,7 +75,7 @@ def check_free(path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes beside, then renames."""
     beside = path.with_name(path.name + ".partial")
-    beside.write_text(text)
+    beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
 
 
@@ -74,15 +86,20 @@ def save_weights(model: nn.Module, path: Path) -> None:
     os.replace(beside, path)
 
 
-def load(run: Path | str, dataset: str | None = None) -> Classifier:
+def load(run: Path | str) -> Classifier:
     """The trained network of a run folder, ready for use: `model(x)` gives logits and features.
 
-    x is shaped and normalised as `sntg.load_dataset(name)` gives it. With `dataset`, a run on another one is refused.
+    x is shaped and normalised as `sntg.load_dataset(name)` gives it.
+
+    >>> import sntg, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = sntg.run(sntg.resolve("two-moons", 12, "pi", epochs=1), folder)
+    ...     model = load(folder)
+    >>> model(sntg.load_dataset("two-moons").test_x).logits.shape
+    torch.Size([6000, 2])
     """
     folder = Path(run)
     config = read_config(folder)
-    if dataset is not None and config.dataset != dataset:
-        raise UsageError(f"the run {str(run)!r} was trained on {config.dataset}, not on {dataset}")
     data = load_dataset(config.dataset, config.seed)
     model = build(config.model, data.event, data.classes, config.noise, config.dropout, config.bn_momentum)
     try:
@@ -97,7 +114,7 @@ def load(run: Path | str, dataset: str | None = None) -> Classifier:
 def read_config(folder: Path) -> Config:
     """A run folder's settings; the device it ran on does not matter for reading it."""
     try:
-        values = json.loads((folder / CONFIG).read_text())
+        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         return config_from(values | {"device": "cpu"})
     except FileNotFoundError:
         raise UsageError(f"{str(folder)!r} is not a run folder: it has no {CONFIG}") from None
