@@ -55,6 +55,6 @@ if __name__ == "__main__":
     spreading = a.method == SPREADING
     errors = label_spreading if spreading else one_by_one("digits", LABELS, a.method, eval_every=20)
     if a.what == "tune":
-        tune(name, GRIDS[a.method], errors, a.out / f"tune-{name}.json", TUNING_SEEDS[:3])
+        tune(name, GRIDS[a.method], errors, a.out / f"tune-{name}.json", TUNING_SEEDS[:3], reach=0)
     else:
         test(name, CHOSEN_SPREADING if spreading else {}, errors, a.out / f"test-{name}.json")

@@ -65,9 +65,17 @@ def one_by_one(dataset: str, labels: int, method: str, **common: Any) -> Errors:
     return errors
 
 
-def tune(name: str, settings: list[Settings], errors: Errors, out: Path, seeds: range = TUNING_SEEDS) -> Settings:
+def tune(
+    name: str,
+    settings: list[Settings],
+    errors: Errors,
+    out: Path,
+    seeds: range = TUNING_SEEDS,
+    reach: int = 1,
+) -> Settings:
     """Trains the grid on the tuning seeds, writes every error, and returns the chosen settings."""
-    tried = ranked([{"settings": s, "errors": e} for s, e in zip(settings, errors(settings, seeds), strict=True)])
+    found = errors(settings, seeds)
+    tried = ranked([{"settings": s, "errors": e} for s, e in zip(settings, found, strict=True)], reach)
     save({"name": name, "seeds": list(seeds), "tried": tried}, out)
     for t in tried[:8]:
         print(f"{name}: score {t['score']:.3f} mean {mean(t['errors']):.3f}  {t['settings']}", flush=True)
@@ -75,10 +83,11 @@ def tune(name: str, settings: list[Settings], errors: Errors, out: Path, seeds: 
     return chosen
 
 
-def ranked(tried: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Best first, by a score: the mean error of a setting and of its neighbours, one step along one axis of the grid.
+def ranked(tried: list[dict[str, Any]], reach: int = 1) -> list[dict[str, Any]]:
+    """Best first, by a score: the mean error of a setting and of its neighbours, `reach` steps along the grid's axes.
 
-    Ten runs do not show that one in ten collapses; the neighbours' runs do.
+    Ten runs do not show that one in ten collapses; the neighbours' runs do. Where an axis has two values far apart,
+    a reach of 0 leaves a setting to itself.
     """
     axes = {key: sorted({t["settings"][key] for t in tried}) for key in tried[0]["settings"]}
 
@@ -86,7 +95,7 @@ def ranked(tried: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return sum(abs(values.index(a[key]) - values.index(b[key])) for key, values in axes.items())
 
     for t in tried:
-        t["score"] = mean(mean(u["errors"]) for u in tried if steps(t["settings"], u["settings"]) <= 1)
+        t["score"] = mean(mean(u["errors"]) for u in tried if steps(t["settings"], u["settings"]) <= reach)
     return sorted(tried, key=lambda t: t["score"])
 
 

@@ -20,7 +20,7 @@ LATE_GRAPH = {"graph_start": 200, "graph_ramp": 80}  # the first predictions wou
 
 # The digits: 11 steps an epoch, so the running means must move faster than in a run of 150,000 steps.
 DIGITS = {"model": "small", "translate": 2, "epochs": 60, "ramp_up": 24, "ramp_down": 12, "bn_momentum": 0.98}
-DIGITS |= {"lr": 3e-3, "dropout": 0.2, "w_max": 10.0}
+DIGITS |= {"lr": 3e-3, "dropout": 0.2, "w_max": 30.0}
 
 RECIPES: list[Row] = [
     ("two-moons", "*", {**PLANE, "noise": 0.08, "w_max": 100.0, "k": 0.03, **LATE_GRAPH}),
