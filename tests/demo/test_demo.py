@@ -59,7 +59,7 @@ def show(out, seed=SEED):
 def shown(tmp_path_factory):
     """The whole demo with short runs, in real workers; only t-SNE, which takes seconds, is replaced."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PLAN, "DEPARTURES", SHORT)
+        patch.setattr(PLAN, "DEPARTURES", [(dataset, "*", row) for dataset, row in SHORT.items()])
         patch.setattr(embeddings, "project", lambda features: features[:, :2])
         kept = []
         patch.setattr(demo, "train_all", lambda *a: kept.extend(workers.train_all(*a)) or kept)
@@ -70,7 +70,7 @@ def shown(tmp_path_factory):
 @pytest.fixture
 def again(shown, monkeypatch):
     """Lets the demo be run with the runs already trained."""
-    monkeypatch.setattr(PLAN, "DEPARTURES", SHORT)
+    monkeypatch.setattr(PLAN, "DEPARTURES", [(dataset, "*", row) for dataset, row in SHORT.items()])
     monkeypatch.setattr(embeddings, "project", lambda features: features[:, :2])
     monkeypatch.setattr(demo, "train_all", lambda configs, on_epoch: shown.runs)
 
@@ -250,9 +250,9 @@ def test_two_views_cost_twice_one_and_images_more_than_points():
 # --- in the terminal and the folder ----------------------------------------------------------------------------------
 
 
-def test_the_runs_come_back_in_the_plans_order(shown, monkeypatch):
-    monkeypatch.setattr(PLAN, "DEPARTURES", SHORT)
-    assert [run.config for run in shown.runs] == plan(SEED)
+def test_all_planned_runs_come_back_the_longest_first(shown, monkeypatch):
+    monkeypatch.setattr(PLAN, "DEPARTURES", [(dataset, "*", row) for dataset, row in SHORT.items()])
+    assert [run.config for run in shown.runs] == sorted(plan(SEED), key=lambda c: -cost(c) * c.epochs)
 
 
 def test_a_worker_trains_what_this_process_would(shown):

@@ -17,7 +17,7 @@ from sntg.training.run_folder import check_writable
 
 def run_demo(out: Path, seed: int) -> None:
     """Trains, prints the table, and writes the figures and the page into `out`."""
-    configs = plan(seed)
+    configs = sorted(plan(seed), key=lambda c: -cost(c) * c.epochs)  # the longest first, so that no core waits long
     check_writable(out)
     started = time.monotonic()
     runs = _train_with_bar(configs)
@@ -50,7 +50,7 @@ def _draw(runs: list[Trained], out: Path) -> dict[str, Path]:
     """A figure for each dataset, Pi beside Pi+SNTG."""
     figures = {name: out / f"{name}.png" for name in LABELS}
     for name, path in figures.items():
-        pair = [r for r in runs if r.config.dataset == name and r.config.method != "supervised"]
+        pair = [r for m in ("pi", "pi+sntg") for r in runs if (r.config.dataset, r.config.method) == (name, m)]
         if pair[0].data.event == (2,):
             draw_decisions([decisions(r) for r in pair], path)
         else:

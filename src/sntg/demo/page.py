@@ -36,9 +36,9 @@ def write_page(runs: list[Trained], figures: dict[str, Path], seconds: float, pa
 
 def error_table(runs: list[Trained]) -> list[dict[str, object]]:
     """The table of error rates: a row for each dataset, a column for each method."""
+    error = {(r.config.dataset, r.config.method): r.error for r in runs}
     return [
-        {"dataset": name, "labels": labels} | {r.config.method: r.error for r in runs if r.config.dataset == name}
-        for name, labels in LABELS.items()
+        {"dataset": name, "labels": labels} | {m: error[name, m] for m in METHODS} for name, labels in LABELS.items()
     ]
 
 
