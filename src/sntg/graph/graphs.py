@@ -82,7 +82,7 @@ class SoftGraph:
         a, b = (p[..., end, :] for end in pairs)
         log_a, log_b = (log_p[..., end, :] for end in pairs)
         divergence = ((a - b) * (log_a - log_b)).sum(-1)  # KL(a||b) + KL(b||a)
-        return torch.exp(-divergence.clamp(min=0) / self.temperature)
+        return torch.exp(-divergence / self.temperature)
 
 
 class KNNGraph:
