@@ -8,6 +8,7 @@ import references as reference
 import torch
 
 from sntg.adversarial import adversarial_direction, lds, unit
+from sntg.errors import UsageError
 from sntg.models import SmallNet, frozen_statistics, initialising, shared_noise
 
 D, K = 12, 5
@@ -256,3 +257,9 @@ def test_unit_scales_over_as_many_axes_as_an_input_has():
         rows = d.flatten(4 - dims).flatten(0, -2)
         expected = torch.stack([torch.from_numpy(reference.unit(row.numpy())) for row in rows])
         torch.testing.assert_close(unit(d, dims).reshape(expected.shape), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("wrong", [{"xi": 0.0}, {"xi": -1e-6}, {"power_iterations": -1}])
+def test_a_step_or_a_number_of_iterations_that_cannot_be_is_refused(wrong):
+    with pytest.raises(UsageError, match=r"power_iterations = .* xi = "):
+        adversarial_direction(lambda x: x, torch.zeros(2, 3), **wrong)

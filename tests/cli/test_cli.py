@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures.process import BrokenProcessPool
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -366,3 +367,21 @@ def test_the_demo_command_runs_the_demo(cli, tmp_path, monkeypatch):
     assert cli("demo")[0] == 0
     assert cli("demo", "--out", tmp_path, "--seed", 5)[0] == 0
     assert asked == [(Path("sntg-demo"), 0), (tmp_path, 5)]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (BrokenProcessPool(), "a worker process was"),
+    ],
+)
+def test_what_the_system_does_to_a_run_ends_in_one_sentence_and_code_1(cli, monkeypatch, tmp_path, error, words):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(sys.modules["sntg.cli.app"], "train_with_progress", fail)
+    code, _, err = cli("train", "two-moons", "--labels", "12", "--out", tmp_path / "run")
+    assert code == 1
+    assert words in err
+    assert len(err.splitlines()) == 1

@@ -402,3 +402,11 @@ def test_rows_of_another_length_than_the_batch_are_refused(count):
 def test_a_graph_of_rows_says_when_it_has_none():
     with pytest.raises(UsageError, match="rows' numbers"):
         SNTGLoss(graph=FixedGraph(torch.zeros(4, dtype=torch.long)))(H, P)
+
+
+def test_a_teacher_of_negative_class_numbers_or_of_no_class_is_refused():
+    features = torch.randn(4, 3)
+    with pytest.raises(UsageError, match="negative values"):
+        SNTGLoss()(features, torch.tensor([0, -1, 1, 0]))
+    with pytest.raises(UsageError, match="at least one class"):
+        SNTGLoss()(features, torch.zeros(4, 0))

@@ -443,3 +443,8 @@ def test_translation_moves_the_images_in_training():
     settings = {"epochs": 1, "batch": 1198, "noise": 0.0, "dropout": 0.0}
     plain, moved = (train([resolve("digits", 20, "supervised", translate=t, **settings)])[0] for t in (0, 2))
     assert plain.history[0]["loss"] != moved.history[0]["loss"]
+
+
+def test_no_run_at_all_is_refused():
+    with pytest.raises(UsageError, match="no run to train"):
+        train([])
