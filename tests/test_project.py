@@ -9,7 +9,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 PAPER = "Smooth Neighbors on Teacher Graphs for Semi-supervised Learning"
-OF_A_MACHINE = re.compile(r"/home/|/root/|/work/|/tmp/\w")
+HOMES = ("home", "root", "Users", "tmp", "work")
+OF_A_MACHINE = re.compile(rf"/({'|'.join(HOMES)})/\w")
 
 
 def normal(requirement: str) -> str:
