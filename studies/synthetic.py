@@ -32,6 +32,7 @@ if __name__ == "__main__":
     parser.add_argument("dataset", choices=["two-moons", "four-spins"])
     parser.add_argument("method", choices=["pi", "pi+sntg"])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seeds", default="0-9", help="the seeds to test, as first-last")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     a = parser.parse_args()
     name = f"{a.dataset}-{a.method.replace('+', '-')}"
@@ -39,4 +40,6 @@ if __name__ == "__main__":
         errors = stacked(a.dataset, LABELS, a.method, device=a.device, eval_every=100)
         tune(name, GRIDS[a.dataset, a.method], errors, a.out / f"tune-{name}.json")
     else:
-        test(name, {}, one_by_one(a.dataset, LABELS, a.method, eval_every=25), a.out / f"test-{name}.json")
+        first, last = (int(s) for s in a.seeds.split("-"))
+        errors = one_by_one(a.dataset, LABELS, a.method, eval_every=25)
+        test(name, {}, errors, a.out / f"test-{name}.json", range(first, last + 1))

@@ -99,10 +99,10 @@ def ranked(tried: list[dict[str, Any]], reach: int = 1) -> list[dict[str, Any]]:
     return sorted(tried, key=lambda t: t["score"])
 
 
-def test(name: str, settings: Settings, errors: Errors, out: Path) -> None:
+def test(name: str, settings: Settings, errors: Errors, out: Path, seeds: range = TEST_SEEDS) -> None:
     """Trains the chosen settings on the test seeds and writes the errors."""
-    (found,) = errors([settings], TEST_SEEDS)
-    save({"name": name, "seeds": list(TEST_SEEDS), "settings": settings, "errors": found}, out)
+    (found,) = errors([settings], seeds)
+    save({"name": name, "seeds": list(seeds), "settings": settings, "errors": found}, out)
     print(f"{name}: test mean {mean(found):.3f} median {median(found):.3f}  {found}", flush=True)
 
 
