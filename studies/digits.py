@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from sklearn.semi_supervised import LabelSpreading
-from tuning import TUNING_SEEDS, Settings, grid, one_by_one, test, tune
+from tuning import TUNING_SEEDS, Settings, grid, measure, one_by_one, tune
 
 from sntg.data import balanced_split
 from sntg.data.digits import raw_digits
@@ -57,4 +57,4 @@ if __name__ == "__main__":
     if a.what == "tune":
         tune(name, GRIDS[a.method], errors, a.out / f"tune-{name}.json", TUNING_SEEDS[:3], reach=0)
     else:
-        test(name, CHOSEN_SPREADING if spreading else {}, errors, a.out / f"test-{name}.json")
+        measure(name, CHOSEN_SPREADING if spreading else {}, errors, a.out / f"test-{name}.json")

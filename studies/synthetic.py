@@ -9,7 +9,7 @@
 import argparse
 from pathlib import Path
 
-from tuning import grid, one_by_one, stacked, test, tune
+from tuning import grid, measure, one_by_one, stacked, tune
 
 LABELS = 12
 # The label factor L/N is 12/6000, so a w_max of 500 is a final weight of 1. 36 settings for either method.
@@ -42,4 +42,4 @@ if __name__ == "__main__":
     else:
         first, last = (int(s) for s in a.seeds.split("-"))
         errors = one_by_one(a.dataset, LABELS, a.method, eval_every=25)
-        test(name, {}, errors, a.out / f"test-{name}.json", range(first, last + 1))
+        measure(name, {}, errors, a.out / f"test-{name}.json", range(first, last + 1))

@@ -99,7 +99,7 @@ def ranked(tried: list[dict[str, Any]], reach: int = 1) -> list[dict[str, Any]]:
     return sorted(tried, key=lambda t: t["score"])
 
 
-def test(name: str, settings: Settings, errors: Errors, out: Path, seeds: range = TEST_SEEDS) -> None:
+def measure(name: str, settings: Settings, errors: Errors, out: Path, seeds: range = TEST_SEEDS) -> None:
     """Trains the chosen settings on the test seeds and writes the errors."""
     (found,) = errors([settings], seeds)
     save({"name": name, "seeds": list(seeds), "settings": settings, "errors": found}, out)
