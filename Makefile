@@ -34,4 +34,4 @@ lint: .venv/installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv sntg-demo dist
+	rm -rf .venv .test-data sntg-demo dist

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from real_data import SETS
 
-from sntg.data import CATALOGUE, Dataset, entry, load_dataset
+from sntg.data import CATALOGUE, IMAGE_SETS, Dataset, entry, load_dataset
+from sntg.data.images import find
 from sntg.errors import UsageError
 
 
@@ -54,12 +56,32 @@ def test_lengths_that_disagree_are_refused(part, word, n):
         make(**{part: getattr(make(), part)[1:]})
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_the_catalogue_tells_the_truth(name):
-    line, data = entry(name), load_dataset(name)
+def assert_the_truth_is_told(name, data):
+    line = entry(name)
     assert line.name == data.name == name
     assert (line.points, line.test_points, line.classes) == (len(data.train_y), len(data.test_y), data.classes)
+    assert line.event == data.event
+    assert line.images == (len(data.event) == 3)
+    assert line.pixels == (data.train_x.dtype == torch.uint8)
     assert line.line
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in IMAGE_SETS])
+def test_the_catalogue_tells_the_truth(name):
+    assert_the_truth_is_told(name, load_dataset(name))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_catalogue_tells_the_truth_about_the_real_sets(name, real_data):
+    if find(IMAGE_SETS[name], real_data).missing:
+        pytest.skip(f"{name} is not in {real_data}")
+    assert_the_truth_is_told(name, load_dataset(name, 0, str(real_data)))
+
+
+def test_a_dataset_has_the_hash_of_its_content():
+    one, again, other = (load_dataset("two-moons", seed).content_hash for seed in (0, 0, 1))
+    assert len(one) == 64
+    assert one == again != other
 
 
 @pytest.mark.parametrize("look_up", [entry, load_dataset])

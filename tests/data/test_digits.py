@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from sntg.data import load_dataset
-from sntg.data.digits import enlarge, normalise
+from sntg.data.digits import enlarge
 
 
 def bilinear_twice(image: np.ndarray) -> np.ndarray:
@@ -80,17 +80,6 @@ def test_every_image_has_mean_zero_and_root_mean_square_one():
     x = load_dataset("digits").train_x.double()
     np.testing.assert_allclose(x.mean((1, 2, 3)), 0.0, atol=1e-6)
     np.testing.assert_allclose(x.square().mean((1, 2, 3)), 1.0, rtol=1e-5)
-
-
-def test_the_norm_is_over_channels_and_pixels_together():
-    images = np.random.default_rng(0).normal(2.0, 3.0, (4, 3, 5, 6))
-    expected = [image - image.mean() for image in images]
-    expected = [image / np.sqrt((image**2).mean()) for image in expected]
-    np.testing.assert_allclose(normalise(torch.from_numpy(images)), expected, rtol=1e-12)
-
-
-def test_a_blank_image_stays_finite():
-    assert torch.equal(normalise(torch.full((1, 1, 4, 4), 3.0)), torch.zeros(1, 1, 4, 4))
 
 
 def test_enlarging_is_bilinear():

@@ -11,9 +11,11 @@ from sntg.errors import UsageError
 
 @dataclass(frozen=True)
 class Dataset:
-    """Inputs as the network sees them before augmentation, with every true class; what is hidden is up to the split.
+    """Inputs with every true class; what is hidden is up to the split.
 
-    train_x (N, *event), train_y (N,), test_x (M, *event), test_y (M,).
+    train_x (N, *event), train_y (N,), test_x (M, *event), test_y (M,). Image sets read from files hold the files' uint8
+    pixels, (N, channels, height, width), until they are whitened. content_hash is the sha256 of what was read or drawn;
+    it stays with the data when they are whitened.
     """
 
     name: str
@@ -22,6 +24,7 @@ class Dataset:
     test_x: Tensor
     test_y: Tensor
     classes: int
+    content_hash: str = ""
 
     def __post_init__(self) -> None:
         for part, x, y in (("training", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
@@ -43,12 +46,17 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the catalogue. `load(seed)` makes or reads the data; a set that is not drawn at random ignores seed."""
+    """A line of the catalogue. `load(seed, data)` draws the data with the seed, or reads them from the folder `data`.
+
+    images: whether an input is one. pixels: whether they come as uint8 pixels, to be whitened.
+    """
 
     name: str
     line: str
-    load: Callable[[int], Dataset]
+    load: Callable[[int, str], Dataset]
     points: int
     test_points: int
     classes: int
+    event: tuple[int, ...]
     images: bool = False
+    pixels: bool = False

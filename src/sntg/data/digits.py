@@ -8,6 +8,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from sntg.data.dataset import Dataset, Entry
+from sntg.data.whitening import normalise
 
 TEST_POINTS = 599
 
@@ -44,16 +45,13 @@ def enlarge(images: Tensor) -> Tensor:
     return F.interpolate(images, scale_factor=2, mode="bilinear", align_corners=False)
 
 
-def normalise(images: Tensor) -> Tensor:
-    """Per-image norm: minus the image's mean over all channels and pixels, divided by the rest's root mean square.
-
-    >>> normalise(torch.tensor([[[[0.0, 2.0]]]]))
-    tensor([[[[-1.,  1.]]]])
-    """
-    centred = images - images.mean((-3, -2, -1), keepdim=True)
-    return centred / centred.square().mean((-3, -2, -1), keepdim=True).sqrt().clamp(min=1e-8)
-
-
 DIGITS = Entry(
-    "digits", "1797 handwritten digits from scikit-learn", digits, 1797 - TEST_POINTS, TEST_POINTS, 10, images=True
+    "digits",
+    "1797 handwritten digits from scikit-learn",
+    lambda seed, data: digits(seed),
+    1797 - TEST_POINTS,
+    TEST_POINTS,
+    10,
+    (1, 16, 16),
+    images=True,
 )

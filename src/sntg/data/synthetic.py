@@ -39,5 +39,9 @@ def _planar(name: str, x: np.ndarray, y: np.ndarray, classes: int) -> Dataset:
     return Dataset(name, points, truth, points, truth, classes)
 
 
-TWO_MOONS = Entry("two-moons", "two half circles in the plane", two_moons, POINTS, POINTS, 2)
-FOUR_SPINS = Entry("four-spins", "four spiral arms in the plane", four_spins, POINTS, POINTS, 4)
+TWO_MOONS = Entry(
+    "two-moons", "two half circles in the plane", lambda seed, data: two_moons(seed), POINTS, POINTS, 2, (2,)
+)
+FOUR_SPINS = Entry(
+    "four-spins", "four spiral arms in the plane", lambda seed, data: four_spins(seed), POINTS, POINTS, 4, (2,)
+)
