@@ -10,6 +10,8 @@ from sntg.models import MLP, Classifier, Output, SmallNet, stack, unstack
 NETS = {
     "mlp": (lambda: MLP(2, 3, noise=0.0, hidden=6), (2,)),
     "small": (lambda: SmallNet((1, 16, 16), 3, noise=0.0, dropout=0.0), (1, 16, 16)),
+    "small batch": (lambda: SmallNet((1, 16, 16), 3, 0.0, 0.0, "batch"), (1, 16, 16)),
+    "small batch-logits": (lambda: SmallNet((1, 16, 16), 3, 0.0, 0.0, "batch-logits"), (1, 16, 16)),
 }
 each_net = pytest.mark.parametrize("kind", NETS)
 

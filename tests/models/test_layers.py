@@ -1,12 +1,12 @@
-"""Weight norm with mean-only batch normalisation, noise and dropout, against NumPy and against themselves."""
+"""Weight norm with mean-only batch normalisation, full batch normalisation, and neither, against NumPy."""
 
 import numpy as np
 import pytest
 import torch
-from layer_references import Weights, layer, linear_map, max_pool, randomise
-from torch import Tensor, nn
+from layer_references import Weights, layer, max_pool, randomise, statistics
+from torch import Tensor
 
-from sntg.models import frozen_statistics, initialising, shared_noise, stack
+from sntg.models import frozen_statistics, initialising, stack
 from sntg.models import layers as L
 
 # name -> (layer, the shape of one input, padding of the reference)
@@ -16,12 +16,21 @@ LAYERS = {
     "conv same": (lambda: L.Conv(4, 3, 3, "same"), (3, 6, 5), 1),
     "conv 1x1": (lambda: L.Conv(4, 3, 1), (3, 2, 2), 0),
     "dense without means": (lambda: L.Dense(4, 3, mean_only_bn=False), (3,), 0),
+    "batch dense": (lambda: L.BatchNormDense(4, 3), (3,), 0),
+    "batch conv valid": (lambda: L.BatchNormConv(4, 3, 3), (3, 6, 5), 0),
+    "batch conv same": (lambda: L.BatchNormConv(4, 3, 3, "same"), (3, 6, 5), 1),
+    "affine dense": (lambda: L.AffineDense(4, 3), (3,), 0),
 }
+BATCH_NORMED = [kind for kind in LAYERS if kind.startswith("batch")]
+WITHOUT_STATISTICS = ["dense without means", "affine dense"]
+WEIGHT_NORMED = [kind for kind in LAYERS if kind not in (*BATCH_NORMED, "affine dense")]
 each_layer = pytest.mark.parametrize("kind", LAYERS)
-each_normalised_layer = pytest.mark.parametrize("kind", [k for k in LAYERS if k != "dense without means"])
+each_normalised_layer = pytest.mark.parametrize("kind", [k for k in LAYERS if k not in WITHOUT_STATISTICS])
+each_batch_normed_layer = pytest.mark.parametrize("kind", BATCH_NORMED)
+each_weight_normed_layer = pytest.mark.parametrize("kind", WEIGHT_NORMED)
 
 
-def make(kind: str, seed: int = 0) -> tuple[L.WeightNorm, tuple[int, ...], int]:
+def make(kind: str, seed: int = 0) -> tuple[L.Layer, tuple[int, ...], int]:
     build, event, padding = LAYERS[kind]
     return randomise(build(), seed), event, padding
 
@@ -39,31 +48,48 @@ def close(actual: Tensor, expected: np.ndarray | Tensor) -> None:
 
 
 @each_layer
-def test_a_training_pass_subtracts_the_batch_mean(kind):
+def test_a_training_pass_normalises_with_the_batchs_statistics(kind):
     module, event, padding = make(kind)
     x = inputs(7, *event)
     close(module.train()(x), layer(x.numpy(), Weights.of(module), "train", padding))
 
 
 @each_layer
-def test_an_evaluation_pass_subtracts_the_running_mean(kind):
+def test_an_evaluation_pass_normalises_with_the_running_statistics(kind):
     module, event, padding = make(kind)
     x = inputs(7, *event)
     expected = layer(x.numpy(), Weights.of(module), "eval", padding)
-    before = module.running_mean.clone()
+    before = [buffer.clone() for buffer in module.buffers()]
     close(module.eval()(x), expected)
-    assert torch.equal(module.running_mean, before)
+    assert all(torch.equal(*pair) for pair in zip(module.buffers(), before, strict=True))
 
 
 @each_layer
 def test_gradients_are_those_of_finite_differences(kind):
-    """Through the norm and through the batch mean, in every parameter and in the input."""
+    """Through the norm and through the batch's statistics, in every parameter and in the input."""
     module, event, _ = make(kind)
     x = inputs(3, *event).requires_grad_()
-    names = ("V", "g", "b")
+    names, parameters = zip(*module.named_parameters(), strict=True)
     run = lambda x, *p: torch.func.functional_call(module, dict(zip(names, p, strict=True)), x)  # noqa: E731
     with frozen_statistics(module):
-        assert torch.autograd.gradcheck(run, (x, module.V, module.g, module.b))
+        assert torch.autograd.gradcheck(run, (x, *parameters))
+
+
+@each_batch_normed_layer
+def test_a_batch_that_hardly_varies_is_divided_by_what_the_small_constant_leaves(kind):
+    """Outputs of a variance of about 1e-6, as large as the constant beside it."""
+    module, event, padding = make(kind)
+    x = 1e-3 * inputs(7, *event)
+    close(module(x), layer(x.numpy(), Weights.of(module), "train", padding))
+    assert module(torch.zeros(5, *event, dtype=torch.float64)).isfinite().all()
+
+
+@each_batch_normed_layer
+def test_a_batch_normed_output_has_the_mean_b_and_the_deviation_g(kind):
+    module, event, _ = make(kind)
+    outputs = module(inputs(7, *event)).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(outputs.mean(1), module.b, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(outputs.std(1, correction=0), module.g, rtol=1e-4, atol=1e-6)
 
 
 def test_a_new_layer_starts_as_the_recipe_says():
@@ -77,55 +103,96 @@ def test_a_new_layer_starts_as_the_recipe_says():
     assert {name for name, _ in module.named_parameters()} == {"V", "g", "b"}  # all three are trained
 
 
-# --- running means ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("kind", "shape", "fan_in"),
+    [(L.BatchNormDense, (300, 200), 200), (L.BatchNormConv, (100, 50, 3), 450), (L.AffineDense, (300, 200), 200)],
+)
+def test_layers_without_weight_norm_start_as_he_et_al_do(kind, shape, fan_in):
+    """V ~ N(0, 2 / inputs of an output): a ReLU then keeps the second moment from layer to layer."""
+    torch.manual_seed(0)
+    module = kind(*shape)
+    assert module.V.std().item() == pytest.approx((2 / fan_in) ** 0.5, rel=0.02)
+    assert module.V.mean().item() == pytest.approx(0.0, abs=0.002)
+    assert (module.V / module.V.std()).pow(4).mean().item() == pytest.approx(3.0, rel=0.05)  # a Gaussian's kurtosis
+    assert module.b.unique().tolist() == [0.0]
 
 
+@each_batch_normed_layer
+def test_a_new_batch_normed_layer_starts_with_unit_scale_and_unit_statistics(kind):
+    module = LAYERS[kind][0]()
+    assert module.g.unique().tolist() == [1.0]
+    assert module.running_mean.unique().tolist() == [0.0]
+    assert module.running_var.unique().tolist() == [1.0]
+    assert {name for name, _ in module.named_parameters()} == {"V", "g", "b"}  # all three are trained
+
+
+def test_an_affine_layer_trains_a_map_and_a_bias_alone():
+    assert {name for name, _ in L.AffineDense(4, 3).named_parameters()} == {"V", "b"}
+
+
+# --- running statistics ----------------------------------------------------------------------------------------------
+
+
+def running(module: L.Layer) -> list[Tensor]:
+    """The running statistics a layer has."""
+    return [getattr(module, name) for name in ("running_mean", "running_var") if hasattr(module, name)]
+
+
+@pytest.mark.parametrize("momentum", [0.999, 0.9])
 @each_normalised_layer
-def test_the_running_mean_moves_by_a_thousandth_from_zero(kind):
+def test_running_statistics_move_by_what_the_momentum_leaves(kind, momentum):
+    """By a thousandth unless told."""
     module, event, padding = make(kind)
-    module.running_mean.zero_()
-    expected = np.zeros(4)
+    if momentum != 0.999:
+        module.bn_momentum = momentum
+    expected = [statistic.numpy().copy() for statistic in running(module)]
     for step in range(5):
-        x = inputs(7, *event, seed=step)
+        x = (1 + step) * inputs(7, *event, seed=step)
         module(x)
-        y = linear_map(x.numpy(), Weights.of(module), padding)
-        expected = 0.999 * expected + 0.001 * y.mean((0, *range(2, y.ndim)))
-        close(module.running_mean, expected)
+        batch = statistics(x.numpy(), Weights.of(module), padding)
+        for number, statistic in enumerate(running(module)):
+            expected[number] = momentum * expected[number] + (1 - momentum) * batch[number]
+            close(statistic, expected[number])
+    assert len(expected) == (2 if kind in BATCH_NORMED else 1)
 
 
 @each_normalised_layer
-def test_the_running_mean_follows_the_last_view(kind):
+def test_running_statistics_follow_the_last_view(kind):
     one, event, _ = make(kind)
     both, _, _ = make(kind)
     x = inputs(2, 7, *event)
     one(x[1])
     both(x)
-    close(both.running_mean, one.running_mean)
+    for statistic, of_one in zip(running(both), running(one), strict=True):
+        close(statistic, of_one)
 
 
 @each_normalised_layer
-def test_the_running_means_of_a_stack_follow_each_runs_last_view(kind):
+def test_the_running_statistics_of_a_stack_follow_each_runs_last_view(kind):
     alone = [make(kind, seed)[0] for seed in (1, 2)]
     together, event = stack(alone), make(kind)[1]
     x = inputs(2, 3, 7, *event)
     together(x)
     for run, module in enumerate(alone):
         module(x[run, -1])
-        close(together.running_mean[run], module.running_mean)
+        for statistic, of_run in zip(running(together), running(module), strict=True):
+            close(statistic[run], of_run)
 
 
-def test_without_mean_only_normalisation_rows_do_not_know_of_each_other():
-    module, event, _ = make("dense without means")
+@pytest.mark.parametrize("kind", WITHOUT_STATISTICS)
+def test_without_batch_normalisation_rows_do_not_know_of_each_other(kind):
+    module, event, _ = make(kind)
     x, before = inputs(7, *event), module.running_mean.clone()
     close(module.train()(x)[:3], module(x[:3]).detach())
     close(module.train()(x), module.eval()(x).detach())
     assert torch.equal(module.running_mean, before)
 
 
-def test_the_running_mean_carries_no_gradient():
-    module, event, _ = make("dense")
+@each_normalised_layer
+def test_running_statistics_carry_no_gradient(kind):
+    module, event, _ = make(kind)
     module(inputs(7, *event))
-    assert not module.running_mean.requires_grad
+    assert not any(statistic.requires_grad for statistic in running(module))
 
 
 # --- views and runs --------------------------------------------------------------------------------------------------
@@ -140,7 +207,7 @@ def test_two_views_in_one_pass_are_two_passes(kind):
     cotangent = torch.randn_like(module(x))
 
     def gradients(output: Tensor, cotangent: Tensor) -> list[Tensor]:
-        return list(torch.autograd.grad(output, [module.V, module.g, module.b], cotangent))
+        return list(torch.autograd.grad(output, list(module.parameters()), cotangent))
 
     together = module(x)
     apart = [module(x[view]) for view in (0, 1)]
@@ -159,20 +226,21 @@ def test_a_stack_of_runs_computes_what_each_run_computes_alone(kind, views, mode
     x = inputs(3, *views, 7, *event).requires_grad_()
     output = together(x)
     cotangent = torch.randn_like(output)
-    joint = torch.autograd.grad(output, [together.V, together.g, together.b, x], cotangent)
+    joint = torch.autograd.grad(output, [*together.parameters(), x], cotangent)
     for run, module in enumerate(alone):
         single = module(x[run])
         close(output[run], single.detach())
-        own = torch.autograd.grad(single, [module.V, module.g, module.b, x], cotangent[run])
-        for name, all_runs, expected in zip("Vgb", joint[:3], own[:3], strict=True):
+        own = torch.autograd.grad(single, [*module.parameters(), x], cotangent[run])
+        names = [name for name, _ in module.named_parameters()]
+        for name, all_runs, expected in zip(names, joint[:-1], own[:-1], strict=True):
             np.testing.assert_allclose(all_runs[run], expected, rtol=1e-9, atol=1e-11, err_msg=name)
-        close(joint[3][run], own[3][run])
+        np.testing.assert_allclose(joint[-1][run], own[-1][run], rtol=1e-9, atol=1e-11)
 
 
 # --- data-dependent initialisation -----------------------------------------------------------------------------------
 
 
-@each_layer
+@each_weight_normed_layer
 def test_initialising_divides_g_by_the_deviation(kind):
     module, event, padding = make(kind)
     x, reference = inputs(9, *event), Weights.of(module)
@@ -192,7 +260,7 @@ def test_without_mean_only_normalisation_initialising_lets_the_bias_take_the_mea
         close(module(inputs(9, *event)).mean(0), np.zeros(4))
 
 
-@each_layer
+@each_weight_normed_layer
 def test_initialising_moves_nothing_but_g_and_where_it_must_b(kind):
     module, event, _ = make(kind)
     before = {name: t.clone() for name, t in module.state_dict().items()}
@@ -202,7 +270,7 @@ def test_initialising_moves_nothing_but_g_and_where_it_must_b(kind):
     assert changed == ({"g"} if module.mean_only_bn else {"g", "b"})
 
 
-@each_layer
+@each_weight_normed_layer
 def test_initialising_a_stack_initialises_each_run_from_its_own_batch(kind):
     alone = [make(kind, seed)[0] for seed in (1, 2)]
     together, event = stack(alone), make(kind)[1]
@@ -216,164 +284,22 @@ def test_initialising_a_stack_initialises_each_run_from_its_own_batch(kind):
         close(together.b[run], module.b.detach())
 
 
+@pytest.mark.parametrize("kind", [*BATCH_NORMED, "affine dense"])
+def test_initialising_leaves_layers_without_weight_norm_as_they_were(kind):
+    module, event, padding = make(kind)
+    x, before = inputs(9, *event), {name: t.clone() for name, t in module.state_dict().items()}
+    with torch.no_grad(), initialising(module):
+        output = module(x)
+    close(output, layer(x.numpy(), Weights.of(module), "train", padding))
+    assert all(torch.equal(t, before[name]) for name, t in module.state_dict().items())
+
+
 def test_an_output_that_never_varies_keeps_g_finite():
     module = L.Dense(4, 3)
     with torch.no_grad(), initialising(module):
         output = module(torch.ones(5, 3))
     assert torch.isfinite(module.g).all()
     assert torch.isfinite(output).all()
-
-
-# --- noise and dropout -----------------------------------------------------------------------------------------------
-
-
-def test_noise_has_the_deviation_asked_for_and_no_mean():
-    torch.manual_seed(0)
-    noise = L.GaussianNoise(0.15)(torch.full((500, 500), 2.0)) - 2.0
-    assert noise.mean().item() == pytest.approx(0.0, abs=0.002)
-    assert noise.std().item() == pytest.approx(0.15, rel=0.01)
-    assert (noise / 0.15).pow(4).mean().item() == pytest.approx(3.0, rel=0.05)  # a Gaussian's kurtosis
-
-
-def test_noise_of_a_stack_has_each_runs_own_deviation():
-    torch.manual_seed(0)
-    module = stack([L.GaussianNoise(0.1), L.GaussianNoise(0.5), L.GaussianNoise(0.0)])
-    noise = module(torch.zeros(3, 2, 1000, 50))
-    np.testing.assert_allclose(noise.flatten(1).std(1), [0.1, 0.5, 0.0], rtol=0.02)
-
-
-@pytest.mark.parametrize("rate", [0.2, 0.5])
-def test_dropout_zeroes_its_share_and_scales_up_the_rest(rate):
-    torch.manual_seed(0)
-    output = L.Dropout(rate)(torch.full((500, 500), 3.0))
-    kept = output != 0
-    torch.testing.assert_close(output[kept].unique(), torch.tensor([3.0 / (1 - rate)]))
-    assert kept.float().mean().item() == pytest.approx(1 - rate, abs=0.005)
-
-
-def test_dropout_drops_entries_independently():
-    torch.manual_seed(0)
-    kept = (L.Dropout(0.5)(torch.ones(4, 5, 2000)) != 0).flatten(0, 1).double()
-    correlation = torch.corrcoef(kept) - torch.eye(20)
-    assert correlation.abs().max() < 0.1
-
-
-def test_dropout_passes_the_gradient_where_it_kept():
-    x = torch.ones(50, requires_grad=True)
-    output = L.Dropout(0.5)(x)
-    output.sum().backward()
-    assert torch.equal(x.grad, output.detach())
-
-
-PERTURBATIONS = [L.GaussianNoise(0.3), L.Dropout(0.5)]
-
-
-@pytest.mark.parametrize("module", PERTURBATIONS, ids=["noise", "dropout"])
-def test_evaluation_is_free_of_noise(module):
-    x = torch.randn(20, 3)
-    assert torch.equal(module.eval()(x), x)
-    module.train()
-
-
-@pytest.mark.parametrize("module", PERTURBATIONS, ids=["noise", "dropout"])
-def test_passes_and_views_draw_anew(module):
-    x = torch.ones(2, 100)
-    first, second = module(x), module(x)
-    assert not torch.equal(first, second)
-    assert not torch.equal(first[0], first[1])
-
-
-@pytest.mark.parametrize("module", [L.GaussianNoise(0.0), L.Dropout(0.0)], ids=["noise", "dropout"])
-def test_none_of_it_changes_nothing(module):
-    x = torch.randn(20, 3)
-    assert torch.equal(module(x), x)
-
-
-def noisy_net() -> nn.Module:
-    return nn.Sequential(L.GaussianNoise(0.3), L.Dense(40, 3), L.Dropout(0.5), L.Dense(4, 40))
-
-
-def test_inside_shared_noise_passes_are_identical():
-    net, x = noisy_net(), torch.randn(9, 3)
-    with shared_noise(net):
-        first, second = net(x), net(x)
-    assert torch.equal(first, second)
-
-
-def test_each_block_of_shared_noise_draws_its_own():
-    net, x = noisy_net(), torch.randn(9, 3)
-    with shared_noise(net):
-        first = net(x)
-    with shared_noise(net):
-        second = net(x)
-    assert not torch.equal(first, second)
-    assert not torch.equal(net(x), net(x))
-
-
-def test_shared_noise_is_shared_by_other_inputs_of_the_same_shape():
-    module = L.GaussianNoise(0.3)
-    a, b = torch.zeros(9, 3), torch.ones(9, 3)
-    with shared_noise(module):
-        torch.testing.assert_close(module(a) - a, module(b) - b, rtol=0, atol=1e-6)
-
-
-def test_another_shape_inside_shared_noise_gets_a_draw_of_its_shape():
-    module = L.Dropout(0.5)
-    with shared_noise(module):
-        module(torch.ones(9, 3))
-        assert module(torch.ones(5, 3)).shape == (5, 3)
-
-
-# --- contexts --------------------------------------------------------------------------------------------------------
-
-FLAGS = {"initialising": False, "track_statistics": True, "sharing": False, "shared": None}
-
-
-def flags(net: nn.Module) -> list[tuple[str, object]]:
-    return [(name, getattr(m, name)) for m in net.modules() for name in FLAGS if hasattr(m, name)]
-
-
-def test_inside_frozen_statistics_running_means_stay():
-    net, x = noisy_net(), torch.randn(9, 3) + 1
-    with frozen_statistics(net):
-        net(x)
-        assert all((m.running_mean == 0).all() for m in net if isinstance(m, L.WeightNorm))
-    net(x)
-    assert all((m.running_mean != 0).all() for m in net if isinstance(m, L.WeightNorm))
-
-
-def test_frozen_statistics_still_subtracts_the_batch_mean():
-    module, event, padding = make("dense")
-    x = inputs(7, *event)
-    with frozen_statistics(module):
-        close(module(x), layer(x.numpy(), Weights.of(module), "train", padding))
-
-
-@pytest.mark.parametrize("context", [initialising, frozen_statistics, shared_noise])
-def test_an_exception_inside_a_context_leaves_no_flag_set(context):
-    net = noisy_net()
-    fresh = flags(net)
-    assert fresh  # there are flags to look at
-    assert all(value == FLAGS[name] for name, value in fresh)
-
-    def interrupted() -> None:
-        with torch.no_grad(), context(net):
-            net(torch.randn(9, 3))
-            assert flags(net) != fresh
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert flags(net) == fresh
-
-
-def test_contexts_nest():
-    net, x = noisy_net(), torch.randn(9, 3)
-    with frozen_statistics(net):
-        with torch.no_grad(), initialising(net):
-            net(x)
-        net(x)  # still frozen when the inner block is left
-        assert all((m.running_mean == 0).all() for m in net if isinstance(m, L.WeightNorm))
 
 
 # --- pooling ---------------------------------------------------------------------------------------------------------
@@ -388,8 +314,7 @@ def test_max_pool_keeps_leading_axes(shape):
 # --- what is meant to be overridden ----------------------------------------------------------------------------------
 
 
-def test_the_base_classes_compute_nothing_themselves():
+@pytest.mark.parametrize("base", [L.WeightNorm, L.BatchNorm, L.Affine])
+def test_the_normalisations_have_no_linear_map_of_their_own(base):
     with pytest.raises(NotImplementedError):
-        L.WeightNorm(2, 2)(torch.ones(3, 2))
-    with pytest.raises(NotImplementedError):
-        L.Perturbation()(torch.ones(3, 2))
+        base(2, 2)(torch.ones(3, 2))

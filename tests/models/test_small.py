@@ -3,27 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from layer_references import Weights, layer, leaky_relu, max_pool, randomise
+from layer_references import convnet, layers_of, randomise
 
 from sntg.errors import UsageError
 from sntg.models import SmallNet, initialising
 
-
-def modules(net: SmallNet) -> list[torch.nn.Module]:
-    return [net.first, *net.middle, *net.last, net.output]
-
-
-def reference(net: SmallNet, x: np.ndarray, mode: str, noise=0.0, masks=(1.0, 1.0)):
-    """5x5 valid, pool, dropout, two 3x3 same, pool, dropout, 3x3 valid, 1x1, global average pooling, dense."""
-    first, second, third, fourth, fifth, dense = weights = [Weights.of(m) for m in modules(net)]
-    x = masks[0] * max_pool(leaky_relu(layer(x + noise, first, mode)))
-    for w in (second, third):
-        x = leaky_relu(layer(x, w, mode, padding=1))
-    x = masks[1] * max_pool(x)
-    for w in (fourth, fifth):
-        x = leaky_relu(layer(x, w, mode))
-    features = x.mean((2, 3))
-    return layer(features, dense, mode), features, weights
+# 5x5 valid, pool, dropout, two 3x3 same, pool, dropout, 3x3 valid, 1x1, global average pooling, dense.
+PADDINGS = [[0], [1, 1], [0, 0]]
 
 
 def images(n: int = 3, channels: int = 1, size: int = 16) -> torch.Tensor:
@@ -35,7 +21,7 @@ def images(n: int = 3, channels: int = 1, size: int = 16) -> torch.Tensor:
 @pytest.mark.parametrize(("channels", "size"), [(1, 16), (3, 19)])
 def test_the_forward_pass_is_the_references(mode, channels, size):
     net, x = randomise(SmallNet((channels, size, size), 10, noise=0.0, dropout=0.0)), images(3, channels, size)
-    logits, features, _ = reference(net, x.numpy(), mode)
+    logits, features, _ = convnet(net, x.numpy(), mode, PADDINGS)
     output = net.train(mode == "train")(x)
     np.testing.assert_allclose(output.features.detach(), features, rtol=1e-9, atol=1e-10)
     np.testing.assert_allclose(output.logits.detach(), logits, rtol=1e-9, atol=1e-10)
@@ -48,29 +34,29 @@ def test_noise_enters_at_the_input_and_dropout_after_each_pool(monkeypatch):
     monkeypatch.setattr(net.noise, "draw", lambda _: torch.from_numpy(noise))
     for dropout, mask in zip(net.dropouts, masks, strict=True):
         monkeypatch.setattr(dropout, "draw", lambda _, mask=mask: torch.from_numpy(mask))
-    logits, _, _ = reference(net, x.numpy(), "train", net.noise.std.item() * noise, masks)
+    logits, _, _ = convnet(net, x.numpy(), "train", PADDINGS, net.noise.std.item() * noise, masks)
     np.testing.assert_allclose(net(x).logits.detach(), logits, rtol=1e-9, atol=1e-10)
 
 
 def test_data_dependent_initialisation_goes_layer_after_layer():
     torch.manual_seed(0)
     net, x = SmallNet((1, 16, 16), 10, noise=0.0, dropout=0.0).double(), images(20)
-    _, _, weights = reference(net, x.numpy(), "initialise")
+    _, _, weights = convnet(net, x.numpy(), "initialise", PADDINGS)
     with torch.no_grad(), initialising(net):
         net(x)
-    for module, w in zip(modules(net), weights, strict=True):
+    for module, w in zip(layers_of(net), weights, strict=True):
         np.testing.assert_allclose(module.g.detach(), w.g, rtol=1e-8)
         assert (module.g != 1).all()
 
 
 def test_sizes_are_the_references():
-    shapes = [tuple(m.V.shape) for m in modules(SmallNet((3, 16, 16), 10))]
+    shapes = [tuple(m.V.shape) for m in layers_of(SmallNet((3, 16, 16), 10))]
     assert shapes == [(32, 3, 5, 5), (64, 32, 3, 3), (64, 64, 3, 3), (128, 64, 3, 3), (128, 128, 1, 1), (10, 128)]
     assert SmallNet.event_dims == 3
 
 
 def test_every_layer_has_mean_only_normalisation_the_dense_one_too():
-    assert all(m.mean_only_bn for m in modules(SmallNet((3, 16, 16), 10)))
+    assert all(m.mean_only_bn for m in layers_of(SmallNet((3, 16, 16), 10)))
 
 
 def test_noise_and_dropout_are_as_asked_for():

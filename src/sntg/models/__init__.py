@@ -4,25 +4,34 @@ from collections.abc import Callable
 
 from sntg.errors import UsageError, unknown
 from sntg.models.classifier import Classifier, Output, stack, unstack
-from sntg.models.layers import BN_MOMENTUM, WeightNorm, frozen_statistics, initialising, shared_noise
+from sntg.models.conv13 import Conv13
+from sntg.models.convnet import NORMALISATIONS, ConvNet
+from sntg.models.layers import BN_MOMENTUM, Layer
 from sntg.models.mlp import MLP
+from sntg.models.modes import estimate_statistics, frozen_statistics, initialising, shared_noise
 from sntg.models.small import SmallNet
 
-__all__ = ["BN_MOMENTUM", "MLP", "MODELS", "Classifier", "Output", "SmallNet", "build", "stack", "unstack"]
-__all__ += ["frozen_statistics", "initialising", "shared_noise"]
+__all__ = ["BN_MOMENTUM", "MLP", "MODELS", "NORMALISATIONS", "Classifier", "Conv13", "ConvNet", "Layer", "Output"]
+__all__ += ["SmallNet", "build", "estimate_statistics", "frozen_statistics", "initialising", "shared_noise"]
+__all__ += ["stack", "unstack"]
+
+Builder = Callable[[tuple[int, ...], int, float, float, str], Classifier]
 
 
-def _mlp(event: tuple[int, ...], classes: int, noise: float, dropout: float) -> Classifier:
+def _mlp(event: tuple[int, ...], classes: int, noise: float, dropout: float, normalisation: str) -> Classifier:
     return MLP(event, classes, noise)
 
 
-def _small(event: tuple[int, ...], classes: int, noise: float, dropout: float) -> Classifier:
-    if len(event) != 3:
-        raise UsageError(f"the model 'small' takes images, and these inputs are {event}: use model=mlp")
-    return SmallNet((event[0], event[1], event[2]), classes, noise, dropout)
+def _convnet(kind: type[ConvNet]) -> Builder:
+    def build(event: tuple[int, ...], classes: int, noise: float, dropout: float, normalisation: str) -> Classifier:
+        if len(event) != 3:
+            raise UsageError(f"the {kind.__name__} takes images, and these inputs are {event}: use model=mlp")
+        return kind((event[0], event[1], event[2]), classes, noise, dropout, normalisation)
+
+    return build
 
 
-MODELS: dict[str, Callable[[tuple[int, ...], int, float, float], Classifier]] = {"mlp": _mlp, "small": _small}
+MODELS: dict[str, Builder] = {"mlp": _mlp, "small": _convnet(SmallNet), "conv13": _convnet(Conv13)}
 
 
 def build(
@@ -32,16 +41,17 @@ def build(
     noise: float,
     dropout: float,
     bn_momentum: float = BN_MOMENTUM,
+    normalisation: str = "mean-only",
 ) -> Classifier:
-    """The model called `name` for inputs of shape `event`.
+    """The model called `name` for inputs of shape `event`. The MLP has weight norm alone, whatever `normalisation`.
 
     >>> type(build("mlp", (2,), 4, noise=0.1, dropout=0.0)).__name__
     'MLP'
     """
     if name not in MODELS:
         raise unknown("model", name, MODELS)
-    model = MODELS[name](event, classes, noise, dropout)
+    model = MODELS[name](event, classes, noise, dropout, normalisation)
     for module in model.modules():
-        if isinstance(module, WeightNorm):
+        if isinstance(module, Layer):
             module.bn_momentum = bn_momentum
     return model

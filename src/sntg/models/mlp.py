@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sntg.models.classifier import Classifier
-from sntg.models.layers import LEAK, Dense, GaussianNoise
+from sntg.models.layers import LEAK, Dense
+from sntg.models.noise import GaussianNoise
 
 
 class MLP(Classifier):

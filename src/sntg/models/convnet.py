@@ -1,0 +1,91 @@
+"""The paper's convolutional networks: stacks of convolutions as data, the same layers around and between them.
+
+Input noise, then blocks of convolutions with leaky ReLU, 2x2 max-pooling and dropout between the blocks, global average
+pooling to the features h(x), and one dense layer.
+"""
+
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sntg.errors import UsageError, unknown
+from sntg.models.classifier import Classifier
+from sntg.models.layers import (
+    LEAK,
+    AffineDense,
+    BatchNormConv,
+    BatchNormDense,
+    Conv,
+    ConvMap,
+    Dense,
+    DenseMap,
+    max_pool,
+)
+from sntg.models.noise import Dropout, GaussianNoise
+
+Block = tuple[tuple[int, int, str], ...]  # of (outputs, kernel size, padding)
+
+# name -> (the convolutions, the output layer); VAT's networks may have batch normalisation on the logits too.
+NORMALISATIONS: dict[str, tuple[type[ConvMap], type[DenseMap]]] = {
+    "mean-only": (Conv, Dense),
+    "batch": (BatchNormConv, AffineDense),
+    "batch-logits": (BatchNormConv, BatchNormDense),
+}
+
+
+class ConvNet(Classifier):
+    """A network of the family; a subclass says which convolutions.
+
+    >>> import torch
+    >>> from sntg.models import SmallNet
+    >>> SmallNet((3, 32, 32), 10, normalisation="batch")(torch.randn(2, 3, 32, 32)).logits.shape
+    torch.Size([2, 10])
+    """
+
+    event_dims = 3
+    SMALLEST = 16  # below this the last 3x3 valid convolution has nothing left to see
+    BLOCKS: ClassVar[tuple[Block, ...]]
+
+    def __init__(
+        self,
+        image: tuple[int, int, int],
+        classes: int,
+        noise: float = 0.15,
+        dropout: float = 0.5,
+        normalisation: str = "mean-only",
+    ) -> None:
+        super().__init__()
+        channels, height, width = image
+        if min(height, width) < self.SMALLEST:
+            raise UsageError(
+                f"the {type(self).__name__} needs images of at least {self.SMALLEST}x{self.SMALLEST}, "
+                f"not {height}x{width}"
+            )
+        if normalisation not in NORMALISATIONS:
+            raise unknown("normalisation", normalisation, NORMALISATIONS)
+        conv, dense = NORMALISATIONS[normalisation]
+        self.noise = GaussianNoise(noise)
+        self.blocks = nn.ModuleList()
+        for block in self.BLOCKS:
+            layers = nn.ModuleList()
+            for outputs, size, padding in block:
+                layers.append(conv(outputs, channels, size, padding))
+                channels = outputs
+            self.blocks.append(layers)
+        self.dropouts = nn.ModuleList(Dropout(dropout) for _ in self.BLOCKS[1:])
+        self.output = dense(classes, channels)
+
+    def h(self, x: Tensor) -> Tensor:
+        x = self.noise(x)
+        for number, block in enumerate(self.blocks):
+            if number:
+                x = self.dropouts[number - 1](max_pool(x))
+            assert isinstance(block, nn.ModuleList)
+            for layer in block:
+                x = F.leaky_relu(layer(x), LEAK)
+        return x.mean((-2, -1))
+
+    def g(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.output(features)
+        return logits

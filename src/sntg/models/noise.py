@@ -1,0 +1,68 @@
+"""The random noise of a training pass: Gaussian noise and dropout, off in evaluation."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Perturbation(nn.Module):
+    """Random noise of the training pass. Inside `shared_noise` one draw serves every pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sharing = False
+        self.shared: Tensor | None = None
+
+    def draw(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def apply_draw(self, x: Tensor, draw: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        if not self.sharing:
+            return self.apply_draw(x, self.draw(x))
+        if self.shared is None or self.shared.shape != x.shape:
+            self.shared = self.draw(x)
+        return self.apply_draw(x, self.shared)
+
+
+class GaussianNoise(Perturbation):
+    """Adds N(0, std^2) in training; std may differ from run to run of a stack.
+
+    >>> GaussianNoise(0.15).eval()(torch.ones(2))
+    tensor([1., 1.])
+    """
+
+    std: Tensor
+
+    def __init__(self, std: float) -> None:
+        super().__init__()
+        self.register_buffer("std", torch.tensor(float(std)), persistent=False)
+
+    def draw(self, x: Tensor) -> Tensor:
+        return torch.randn(x.shape, dtype=x.dtype, device=x.device)
+
+    def apply_draw(self, x: Tensor, draw: Tensor) -> Tensor:
+        std = self.std.to(x.dtype)
+        return torch.addcmul(x, draw, std.reshape(std.shape + (1,) * (x.ndim - std.ndim)))
+
+
+class Dropout(Perturbation):
+    """Drops each entry with probability `rate` in training and scales up the rest.
+
+    >>> Dropout(0.5).eval()(torch.ones(2))
+    tensor([1., 1.])
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def draw(self, x: Tensor) -> Tensor:
+        return F.dropout(torch.ones(x.shape, dtype=x.dtype, device=x.device), self.rate)
+
+    def apply_draw(self, x: Tensor, draw: Tensor) -> Tensor:
+        return x * draw

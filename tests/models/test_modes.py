@@ -1,0 +1,204 @@
+"""The contexts around forward passes, and running statistics estimated from batches."""
+
+import numpy as np
+import pytest
+import torch
+from layer_references import Weights, layer, randomise, statistics
+from torch import nn
+
+from sntg.models import SmallNet, estimate_statistics, frozen_statistics, initialising, shared_noise, stack
+from sntg.models import layers as L
+from sntg.models import noise as N
+
+
+def points(*shape: int, seed: int = 0, inputs: int = 3) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, inputs, dtype=torch.float64, generator=g) * (1 + seed) + 1.0 + seed
+
+
+def noisy_net() -> nn.Module:
+    return nn.Sequential(N.GaussianNoise(0.3), L.Dense(40, 3), N.Dropout(0.5), L.Dense(4, 40))
+
+
+def test_inside_shared_noise_passes_are_identical():
+    net, x = noisy_net(), torch.randn(9, 3)
+    with shared_noise(net):
+        first, second = net(x), net(x)
+    assert torch.equal(first, second)
+
+
+def test_each_block_of_shared_noise_draws_its_own():
+    net, x = noisy_net(), torch.randn(9, 3)
+    with shared_noise(net):
+        first = net(x)
+    with shared_noise(net):
+        second = net(x)
+    assert not torch.equal(first, second)
+    assert not torch.equal(net(x), net(x))
+
+
+def test_shared_noise_is_shared_by_other_inputs_of_the_same_shape():
+    module = N.GaussianNoise(0.3)
+    a, b = torch.zeros(9, 3), torch.ones(9, 3)
+    with shared_noise(module):
+        torch.testing.assert_close(module(a) - a, module(b) - b, rtol=0, atol=1e-6)
+
+
+def test_another_shape_inside_shared_noise_gets_a_draw_of_its_shape():
+    module = N.Dropout(0.5)
+    with shared_noise(module):
+        module(torch.ones(9, 3))
+        assert module(torch.ones(5, 3)).shape == (5, 3)
+
+
+# --- flags ---------------------------------------------------------------------------------------------------------
+
+FLAGS = {"initialising": False, "track_statistics": True, "sharing": False, "shared": None}
+
+
+def flags(net: nn.Module) -> list[tuple[str, object]]:
+    return [(name, getattr(m, name)) for m in net.modules() for name in FLAGS if hasattr(m, name)]
+
+
+def test_inside_frozen_statistics_running_means_stay():
+    net, x = noisy_net(), torch.randn(9, 3) + 1
+    with frozen_statistics(net):
+        net(x)
+        assert all((m.running_mean == 0).all() for m in net if isinstance(m, L.WeightNorm))
+    net(x)
+    assert all((m.running_mean != 0).all() for m in net if isinstance(m, L.WeightNorm))
+
+
+@pytest.mark.parametrize("kind", [L.Dense, L.BatchNormDense])
+def test_frozen_statistics_still_normalises_with_the_batchs_own(kind):
+    module, x = randomise(kind(4, 3)), points(7)
+    with frozen_statistics(module):
+        expected = layer(x.numpy(), Weights.of(module), "train")
+        np.testing.assert_allclose(module(x).detach(), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_frozen_statistics_keeps_a_running_variance_too():
+    module = L.BatchNormDense(4, 3)
+    with frozen_statistics(module):
+        module(torch.randn(9, 3))
+        assert (module.running_var == 1).all()
+    module(torch.randn(9, 3))
+    assert (module.running_var != 1).all()
+
+
+@pytest.mark.parametrize("context", [initialising, frozen_statistics, shared_noise])
+def test_an_exception_inside_a_context_leaves_no_flag_set(context):
+    net = noisy_net()
+    fresh = flags(net)
+    assert fresh  # there are flags to look at
+    assert all(value == FLAGS[name] for name, value in fresh)
+
+    def interrupted() -> None:
+        with torch.no_grad(), context(net):
+            net(torch.randn(9, 3))
+            assert flags(net) != fresh
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert flags(net) == fresh
+
+
+def test_contexts_nest():
+    net, x = noisy_net(), torch.randn(9, 3)
+    with frozen_statistics(net):
+        with torch.no_grad(), initialising(net):
+            net(x)
+        net(x)  # still frozen when the inner block is left
+        assert all((m.running_mean == 0).all() for m in net if isinstance(m, L.WeightNorm))
+
+
+# --- data-dependent initialisation where there is nothing to set -----------------------------------------------------
+
+
+@pytest.mark.parametrize("normalisation", ["batch", "batch-logits"])
+def test_data_dependent_initialisation_leaves_a_batch_normalised_net_as_it_was(normalisation):
+    """Parameters and running statistics, and the pass is an ordinary one."""
+    net = SmallNet((1, 16, 16), 3, noise=0.0, dropout=0.0, normalisation=normalisation)
+    x = torch.randn(4, 1, 16, 16)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with torch.no_grad(), initialising(net):
+        logits = net(x).logits
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert torch.equal(net(x).logits, logits)
+
+
+# --- running statistics estimated from batches -----------------------------------------------------------------------
+
+
+def normalised_net() -> nn.Module:
+    """Full and mean-only batch normalisation and a layer without any, each on top of what the one below gives."""
+    return randomise(nn.Sequential(L.BatchNormDense(5, 3), L.Dense(4, 5), L.BatchNormDense(3, 4), L.AffineDense(2, 3)))
+
+
+def plain_averages(net: nn.Module, batches: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of each layer, the mean over the batches of its outputs' mean and variance in a training pass."""
+    sums: list[list[np.ndarray]] = [[] for _ in net]
+    for x in batches:
+        for module, of_layer in zip(net, sums, strict=True):
+            w = Weights.of(module)
+            of_layer.append(np.stack(statistics(x, w)))
+            x = layer(x, w, "train")
+    return [tuple(np.mean(of_layer, 0)) for of_layer in sums]
+
+
+BATCHES = [points(7, seed=0), points(5, seed=1), points(9, seed=2)]  # batches of any size weigh the same
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_estimated_statistics_are_the_plain_average_of_the_batches(training):
+    """Whatever the running statistics were before, and whichever mode the network is in."""
+    net = normalised_net().train(training)
+    expected = plain_averages(net, [x.numpy() for x in BATCHES])
+    estimate_statistics(net, iter(BATCHES))
+    for module, (mean, variance) in zip(net, expected, strict=True):
+        if not isinstance(module, L.Affine):
+            np.testing.assert_allclose(module.running_mean, mean, rtol=1e-10, atol=1e-12)
+        if isinstance(module, L.BatchNorm):
+            np.testing.assert_allclose(module.running_var, variance, rtol=1e-10)
+    assert net.training is training
+    assert all(module.training is training for module in net)
+
+
+def test_estimating_statistics_changes_nothing_else():
+    net = normalised_net()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    momenta = [0.3, 0.5, 0.7, 0.9]
+    for module, momentum in zip(net, momenta, strict=True):
+        module.bn_momentum = momentum
+    estimate_statistics(net, iter(BATCHES))
+    changed = {name for name, tensor in net.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == {"0.running_mean", "0.running_var", "1.running_mean", "2.running_mean", "2.running_var"}
+    assert [module.bn_momentum for module in net] == momenta
+    assert all(p.grad is None and p.requires_grad for p in net.parameters())
+    assert not any(tensor.requires_grad for tensor in net.buffers())
+
+
+def test_the_estimated_statistics_of_a_stack_are_each_runs_own():
+    alone = [randomise(L.BatchNormDense(4, 3), seed) for seed in (1, 2)]
+    together = stack(alone)
+    batches = [points(2, 7, seed=seed) for seed in range(3)]
+    estimate_statistics(together, iter(batches))
+    for run, module in enumerate(alone):
+        estimate_statistics(module, iter([x[run] for x in batches]))
+        np.testing.assert_allclose(together.running_mean[run], module.running_mean, rtol=1e-10)
+        np.testing.assert_allclose(together.running_var[run], module.running_var, rtol=1e-10)
+
+
+def test_with_statistics_estimated_from_one_batch_evaluation_is_the_training_pass():
+    net, x = normalised_net(), points(9, seed=4)
+    expected = net.train()(x).detach()
+    estimate_statistics(net, iter([x]))
+    np.testing.assert_allclose(net.eval()(x).detach(), expected, rtol=1e-9, atol=1e-10)
+
+
+def test_no_batches_leave_the_statistics_as_they_were():
+    net = normalised_net()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    estimate_statistics(net, iter([]))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
