@@ -55,21 +55,43 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("torch.no_grad(), frozen", "frozen"),
         ("torch.no_grad(), frozen_statistics(self.model)", "torch.no_grad()"),
     ],
+    ("methods/base.py", "methods/test_base.py"): [
+        ("list(self.model.parameters()), 1 - ema)", "list(self.model.parameters()), ema)"),  # which way it moves
+        (".requires_grad_(False)", ""),
+        ("torch._foreach_copy_(list(self.average.buffers()), list(self.model.buffers()))", "pass"),
+        ("self.augment(self.flip(x))", "self.augment(x)"),
+        ("        self.average.load_state_dict(average)", "        pass"),
+    ],
     ("methods/pi.py", "methods/test_pi.py"): [
         ("F.softmax(logits_b, -1)", "F.softmax(logits_b.detach(), -1)"),  # Pi's gradient flows through both branches
+        ("x = self.flip(batch.x)", "x = batch.x"),
+        ("self.augment(x), self.augment(x)", "self.view(batch.x), self.view(batch.x)"),  # the branches share the flip
+        ("target, batch.unlabelled)", "target, None)"),
     ],
     ("methods/temporal_ensembling.py", "methods/test_temporal_ensembling.py"): [
         ("1 - self.alpha**visits", "1 - self.alpha ** (visits + 1)"),
         ("self.alpha * self.Z + (1 - self.alpha) * self.z", "(1 - self.alpha) * self.Z + self.alpha * self.z"),
         ("self.visits += self.seen", "self.visits += 1"),  # a row's own visits
         ("student.logits.detach()", "student.logits"),
+        ("known & unlabelled", "known"),
+    ],
+    ("methods/temporal_ensembling.py", "methods/test_base.py"): [
+        ('"visits": self.visits}', '"visits": self.visits * 0}'),
+        ('"z": self.z,', '"z": self.Z,'),  # an epoch may be saved half-way
     ],
     ("methods/mean_teacher.py", "methods/test_mean_teacher.py"): [
-        ("with torch.no_grad():", "with torch.enable_grad():"),
-        ("1 - self.ema", "self.ema"),
+        ("self.average.train()(self.view", "self.model.train()(self.view"),
+        ("self.average.train()(self.view(batch.x))", "self.average.eval()(self.view(batch.x))"),
+        ("target, batch.unlabelled)", "target, None)"),
+        ("self.average.train()(self.view(batch.x))", "self.average.train()(self.augment(batch.x))"),
+    ],
+    ("methods/mean_teacher.py", "methods/test_base.py"): [
+        ("        return self.average", "        return super().averaged()"),  # the teacher's own running means
     ],
     ("methods/vat.py", "methods/test_vat.py"): [
         ("self.epsilon * direction", "direction"),
+        ("with shared_noise(self.model), frozen", "with frozen"),
+        ("with shared_noise(self.model), frozen_statistics(self.model):", "with shared_noise(self.model):"),
     ],
     ("methods/objective.py", "methods/test_objective.py methods/test_temporal_ensembling.py"): [
         ("entropy(passes.student.logits)", "entropy(passes.student.logits.detach())"),
@@ -78,9 +100,12 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("training/schedules.py", "training/test_schedules.py"): [
         ("math.exp(-12.5", "math.exp(12.5"),
         ("down * 0.9 + (1.0 - down) * 0.5", "down * 0.5 + (1.0 - down) * 0.9"),
-        ("if self.ramp_up and epoch == 0", "if self.ramp_up and epoch < 0"),  # the first epoch has no weight
+        ("self.ramp_up and epoch < 1", "self.ramp_up and epoch < 0"),  # the first epoch has no weight
         ("self.w_max * self.label_factor *", "self.w_max *"),
         ("w * self.k * self.graph", "self.k * self.graph"),
+        ("(epochs - epoch) / length)", "(epochs - epoch) / epochs)"),  # VAT's decay is in the last epochs only
+        ("0.9 if epoch < self.epochs - self.ramp_down else 0.5", "0.9"),  # and beta1 jumps when it starts
+        ("if epoch < self.early_epochs", "if epoch <= self.early_epochs"),
     ],
     ("training/adam.py", "training/test_adam.py"): [
         ("lerp_(self.gradient, 1 - beta1)", "lerp_(self.gradient, beta1)"),
@@ -88,7 +113,33 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("models/layers.py", "models/test_layers.py"): [
         ("1 - self.bn_momentum", "self.bn_momentum"),
-        ("self._track(mean.detach())", "self._track(mean)"),
+        ("statistic.detach()", "statistic"),
+        (".select(runs, -1)", ".select(runs, 0)"),  # branch b is the last view
+        ("variance = centred.square().mean", "variance = y.square().mean"),
+        ("= centred.square().mean(self.batch_axes,", "= centred.var(self.batch_axes,"),  # over n, not n - 1
+        ("self.track(self.running_var, variance)", "self.track(self.running_var, variance.sqrt())"),
+        ("BN_EPS = 1e-6", "BN_EPS = 1e-5"),
+        ("/ (variance + BN_EPS).sqrt()", "/ (variance.sqrt() + BN_EPS)"),
+        ("self.g.div_(deviation", "self.g.mul_(deviation"),
+    ],
+    ("models/convnet.py", "models/test_convnet.py models/test_conv13.py"): [
+        ('"batch": (BatchNormConv, AffineDense)', '"batch": (BatchNormConv, BatchNormDense)'),
+        ('"mean-only": (Conv, Dense)', '"mean-only": (Conv, AffineDense)'),
+        ("x.mean((-2, -1))", "x.amax((-2, -1))"),
+        ("self.dropouts[number - 1](max_pool(x))", "max_pool(x)"),
+    ],
+    ("models/conv13.py", "models/test_conv13.py"): [
+        ('(512, 3, "valid")', '(512, 3, "same")'),
+    ],
+    ("models/modes.py", "models/test_modes.py"): [
+        ("number / (number + 1)", "number / (number + 2)"),
+        ("model.train(was_training)", "model.eval()"),
+        ('"initialising", True), frozen_statistics(model):', '"initialising", True):'),
+    ],
+    ("data/augmentation.py", "data/test_augmentation.py"): [
+        ("x.flip(-1)", "x.flip(-2)"),  # left to right
+        ("torch.rand(*x.shape[:-3], 1, 1, 1", "torch.rand(*x.shape[:-4], 1, 1, 1, 1"),  # one coin for a whole batch
+        ('"zero": "constant"', '"zero": "replicate"'),
     ],
 }
 

@@ -7,8 +7,7 @@ name; `load` gives a trained network back.
 from importlib.metadata import PackageNotFoundError, version
 
 from sntg.adversarial import adversarial_direction, lds
-from sntg.data import Dataset, balanced_split, load_dataset
-from sntg.data.augmentation import translate
+from sntg.data import Dataset, Split, balanced_split, flip, load_dataset, make_split, translate, whiten
 from sntg.errors import DivergenceError, UsageError
 from sntg.graph import (
     FixedGraph,
@@ -29,8 +28,24 @@ from sntg.methods.pi import Pi
 from sntg.methods.supervised import Supervised
 from sntg.methods.temporal_ensembling import TemporalEnsembling
 from sntg.methods.vat import VAT
-from sntg.models import MLP, Classifier, Output, SmallNet
-from sntg.training import Adam, Config, Schedule, Trained, load, ramp_down, ramp_up, resolve, run, train
+from sntg.models import MLP, Classifier, Conv13, Output, SmallNet
+from sntg.training import (
+    Adam,
+    Config,
+    Inputs,
+    Schedule,
+    Stopped,
+    Trained,
+    load,
+    load_inputs,
+    ramp_down,
+    ramp_up,
+    recipe,
+    resolve,
+    resume,
+    run,
+    train,
+)
 
 try:
     __version__ = version("sntg")
@@ -44,11 +59,13 @@ __all__ = [
     "Adam",
     "Classifier",
     "Config",
+    "Conv13",
     "Dataset",
     "DivergenceError",
     "FixedGraph",
     "Graph",
     "HardGraph",
+    "Inputs",
     "KNNGraph",
     "MeanTeacher",
     "Nodes",
@@ -59,6 +76,8 @@ __all__ = [
     "Schedule",
     "SmallNet",
     "SoftGraph",
+    "Split",
+    "Stopped",
     "Supervised",
     "TemporalEnsembling",
     "Trained",
@@ -70,16 +89,22 @@ __all__ = [
     "consistency_mse",
     "cross_entropy",
     "entropy",
+    "flip",
     "lds",
     "load",
     "load_dataset",
+    "load_inputs",
+    "make_split",
     "parse",
     "ramp_down",
     "ramp_up",
+    "recipe",
     "resolve",
+    "resume",
     "run",
     "sample_pairs",
     "sntg_loss",
     "train",
     "translate",
+    "whiten",
 ]

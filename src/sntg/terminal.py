@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -19,7 +19,8 @@ def print_table(rows: Sequence[Mapping[str, object]], title: str | None = None) 
     """
     table = Table(title=title, title_justify="left")
     for key, value in rows[0].items():
-        table.add_column(key, justify="right" if isinstance(value, int | float) else "left", overflow="fold")
+        side: JustifyMethod = "right" if isinstance(value, int | float) else "left"
+        table.add_column(key, justify=side, overflow="fold", no_wrap=not table.columns)  # a name stays in one piece
     for row in rows:
         table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
     Console().print(table)

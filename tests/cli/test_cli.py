@@ -1,5 +1,6 @@
 """The command line: what it prints, what it leaves behind, and the code it ends with."""
 
+import errno
 import json
 import os
 import subprocess
@@ -18,9 +19,14 @@ from sntg import terminal
 from sntg.cli import main, progress
 from sntg.data import CATALOGUE
 from sntg.methods import METHODS
+from sntg.models import build
 from sntg.training import resolve
+from sntg.training.config import ARGUMENTS
 
 QUICK = ["--set", "epochs=2", "--set", "batch=1000"]
+BEGUN = ["config.json", "metrics.jsonl", "split.txt"]
+FINISHED = sorted([*BEGUN, "features.safetensors", "figures", "model.safetensors"])
+COMMANDS = ["train", "resume", "recipe", "split", "demo", "methods", "datasets", "models", "data"]
 SOURCE = str(Path(sntg.__file__).parents[1])
 
 
@@ -37,6 +43,12 @@ def cli(monkeypatch, capsys):
     return call
 
 
+@pytest.fixture(autouse=True)
+def unpainted(monkeypatch):
+    """Drawing takes longer than a short run, and has tests of its own."""
+    monkeypatch.setattr(sys.modules["sntg.training.run"], "draw_figures", lambda trained, folder: folder.mkdir())
+
+
 def python_m_sntg(*arguments, **options):
     environment = os.environ | {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "sntg", *map(str, arguments)]
@@ -44,11 +56,12 @@ def python_m_sntg(*arguments, **options):
 
 
 def train(out, *settings, dataset="two-moons", labels=12, method="pi"):
-    return ["train", dataset, "--labels", labels, "--method", method, "--out", out, *settings]
+    kept = [] if labels is None else ["--labels", labels]
+    return ["train", dataset, *kept, "--method", method, "--out", out, *settings]
 
 
 def files(folder):
-    return sorted(p.name for p in folder.iterdir()) if folder.exists() else None
+    return sorted(p.name for p in folder.iterdir() if p.name != ".lock") if folder.exists() else None
 
 
 # --- the command itself ----------------------------------------------------------------------------------------------
@@ -58,21 +71,16 @@ def test_python_m_sntg_trains_into_a_folder(tmp_path):
     done = python_m_sntg(*train("RUN", *QUICK, "--seed", 4, "--device", "cpu"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert files(tmp_path) == ["RUN"]
-    assert files(tmp_path / "RUN") == ["config.json", "figures", "metrics.jsonl", "model.safetensors"]
+    assert files(tmp_path / "RUN") == FINISHED
     config = json.loads((tmp_path / "RUN/config.json").read_text())
-    assert config == resolve("two-moons", 12, "pi", seed=4, epochs=2, batch=1000).as_dict()
+    hashed = {"data_hash": sntg.load_dataset("two-moons", 4).content_hash, "overridden": ["batch", "epochs"]}
+    assert config == resolve("two-moons", 12, "pi", seed=4, epochs=2, batch=1000).as_dict() | hashed
     last = json.loads((tmp_path / "RUN/metrics.jsonl").read_text().splitlines()[-1])
-    assert done.stdout == f"pi on two-moons, 12 labels, seed 4: {last['error']:.2f} % error\nrun folder: RUN\n"
+    assert done.stdout == (
+        f"pi on two-moons, 12 labels, seed 4: {last['error']:.2f} % error on 6000 test points "
+        f"(averaged weights {last['ema_error']:.2f}, raw {last['student_error']:.2f})\nrun folder: RUN\n"
+    )
     assert [line.split("  ")[0] for line in done.stderr.splitlines()] == ["epoch 1/2", "epoch 2/2"]
-
-
-def test_python_m_sntg_refuses_in_one_sentence(tmp_path):
-    done = python_m_sntg(*train("RUN", method="pie"), cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("sntg: unknown method 'pie': did you mean 'pi'")
-    assert done.stderr.count("\n") == 1
-    assert files(tmp_path) == []
 
 
 def test_the_version(cli):
@@ -81,10 +89,10 @@ def test_the_version(cli):
 
 def test_without_a_command_it_explains_itself(cli):
     _, out, err = cli()
-    assert all(command in out + err for command in ("train", "demo", "methods", "datasets"))
+    assert all(f" {command} " in out + err for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["train", "demo", "methods", "datasets"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(cli, command):
     code, out, _ = cli(command, "--help")
     assert code == 0
@@ -106,12 +114,71 @@ def test_datasets_as_json(cli):
     code, out, err = cli("datasets", "--json")
     rows = json.loads(out)
     assert (code, err) == (0, "")
-    assert [row["dataset"] for row in rows] == list(CATALOGUE) == ["two-moons", "four-spins", "digits"]
+    assert [row["dataset"] for row in rows] == list(CATALOGUE)
+    assert {"two-moons", "four-spins", "digits", "svhn", "cifar10"} <= set(CATALOGUE)
     by_name = {row["dataset"]: row for row in rows}
     assert (by_name["digits"]["training"], by_name["digits"]["test"], by_name["digits"]["classes"]) == (1198, 599, 10)
-    for row in rows:
-        data = sntg.load_dataset(row["dataset"])
+    for name in ("two-moons", "four-spins", "digits"):
+        row, data = by_name[name], sntg.load_dataset(name)
         assert (row["training"], row["test"], row["classes"]) == (len(data.train_x), len(data.test_x), data.classes)
+        assert row["on disk"] == "built in"
+
+
+def test_datasets_says_what_is_on_disk_in_the_folder_named(cli, tmp_path):
+    rows = {row["dataset"]: row for row in json.loads(cli("datasets", "--json", "--data", tmp_path)[1])}
+    assert rows["svhn"]["on disk"] == "no"
+    assert str(tmp_path) in rows["svhn"]["where"]
+    (columns,) = {tuple(row) for row in rows.values()}
+    assert columns == ("dataset", "training", "test", "classes", "on disk", "size on disk", "where", "what")
+
+
+def test_a_recipe_has_a_row_for_every_setting_with_its_source(cli):
+    code, out, err = cli("recipe", "cifar10", "pi+sntg", "--labels", 4000, "--set", "k=0.25", "--json")
+    rows = {row["setting"]: row for row in json.loads(out)}
+    assert (code, err) == (0, "")
+    config = resolve("cifar10", 4000, "pi+sntg", k=0.25)
+    assert rows.keys() == set(config.as_dict()) - ARGUMENTS
+    assert (rows["k"]["value"], rows["k"]["source"]) == ("0.25", "you")
+    assert (rows["epochs"]["value"], rows["epochs"]["source"]) == ("300", "paper")
+    assert {row["source"] for row in rows.values()} >= {"paper", "ours", "you"}
+    assert all(
+        row["value"] == (f"{v:g}" if isinstance(v := getattr(config, n), float) else str(v)) for n, row in rows.items()
+    )
+
+
+def test_a_recipe_depends_on_the_number_of_labels(cli):
+    def w_max(labels):
+        rows = json.loads(cli("recipe", "svhn", "tempens", "--labels", labels, "--json")[1])
+        return next(row["value"] for row in rows if row["setting"] == "w_max")
+
+    assert [w_max(labels) for labels in (250, 500)] == ["50", "30"]
+
+
+def test_the_networks_are_shown_layer_by_layer(cli):
+    code, out, err = cli("models", "--input", "3x32x32", "--json")
+    tables = json.loads(out)
+    assert (code, err) == (0, "")
+    assert list(tables) == ["mlp", "small", "conv13"]
+    for name, rows in tables.items():
+        counted = sum(p.numel() for p in build(name, (3, 32, 32), 10, 0.15, 0.5).parameters())
+        assert sum(row["parameters"] for row in rows[:-1]) == rows[-1]["parameters"] == counted
+    _, table, _ = cli("models", "--input", "1x28x28", "--classes", 3)
+    assert all(name in table for name in tables)
+
+
+def test_a_split_is_written_to_be_trained_on(cli, tmp_path):
+    path = tmp_path / "labels.txt"
+    code, out, err = cli("split", "two-moons", "--labels", 20, "--seed", 5, "--kind", "unbalanced", "--out", path)
+    assert (code, out, err) == (0, f"20 labelled rows of two-moons in {path}\n", "")
+    assert path.read_text().startswith("# two-moons, 20 labels, seed 5, unbalanced, 0 % noise\n# index class\n")
+    rows = [line.split() for line in path.read_text().splitlines()[2:]]
+    truth = sntg.load_dataset("two-moons", 5).train_y
+    assert len({row for row, _ in rows}) == 20
+    assert all(int(truth[int(row)]) == int(label) for row, label in rows)
+    done = cli(*train(tmp_path / "RUN", *QUICK, "--split", path, "--seed", 5, labels=None))
+    assert done[0] == 0, done
+    assert done[1].startswith("pi on two-moons, 20 labels, seed 5: ")
+    assert (tmp_path / "RUN/split.txt").read_text().splitlines()[2:] == path.read_text().splitlines()[2:]
 
 
 @pytest.mark.parametrize("command", ["methods", "datasets"])
@@ -159,6 +226,34 @@ def test_the_method_is_pi_with_sntg_unless_said_otherwise(cli, tmp_path):
     assert out.startswith("pi+sntg on two-moons")
 
 
+def test_all_labels_may_be_kept(cli, tmp_path):
+    code, out, _ = cli(*train(tmp_path / "RUN", *QUICK, labels="all", method="supervised"))
+    assert code == 0
+    assert out.startswith("supervised on two-moons, 6000 labels, seed 0: ")
+
+
+def test_points_held_out_take_the_test_sets_place(cli, tmp_path):
+    code, out, _ = cli(*train(tmp_path / "RUN", *QUICK, "--validation", 700))
+    assert code == 0
+    assert " % error on 700 held-out training points (averaged weights " in out
+    assert len((tmp_path / "RUN/validation.txt").read_text().splitlines()) == 702
+
+
+def test_tensorboard_is_written_on_request(cli, tmp_path):
+    code, _, _ = cli(*train(tmp_path / "RUN", *QUICK, "--tensorboard"))
+    assert code == 0
+    assert files(tmp_path / "RUN") == sorted([*FINISHED, "tensorboard"])
+
+
+def test_without_a_folder_the_run_goes_where_its_name_says(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, out, _ = cli("train", "two-moons", "--labels", 12, "--method", "pi", "--seed", 2, *QUICK)
+    assert out.endswith("run folder: runs/two-moons-12-pi-2\n")
+    assert files(tmp_path / "runs") == ["two-moons-12-pi-2"]
+    assert files(tmp_path / "runs/two-moons-12-pi-2") == FINISHED
+    assert_refused(cli("train", "two-moons", "--labels", 12, "--method", "pi", "--seed", 2, *QUICK), "not empty")
+
+
 def test_without_a_terminal_progress_is_one_plain_line_at_a_time(cli, tmp_path):
     """The longest there are: four terms and an error."""
     code, _, err = cli(*train(tmp_path / "RUN", *QUICK, "--set", "batch=3000", method="pi+ent+sntg"))
@@ -173,16 +268,17 @@ def test_without_a_terminal_progress_is_one_plain_line_at_a_time(cli, tmp_path):
 
 
 def test_a_long_run_prints_some_twenty_lines_and_the_last_epoch(tmp_path, monkeypatch, capsys):
-    def pretend(config, out, on_epoch):
+    def pretend(config, out, on_epoch, on_step):
         for epoch in range(1, config.epochs + 1):
             on_epoch({"epoch": epoch, "loss": {"supervised": 0.5}, "error": None})
-        return SimpleNamespace(error=1.5)
+        last = {"ema_error": 2.0, "student_error": 1.5}
+        return SimpleNamespace(error=1.5, history=[last], data=SimpleNamespace(test_y=range(7)))
 
     monkeypatch.setattr(progress, "run", pretend)
     progress.train_with_progress(resolve("two-moons", 12, "pi", epochs=47), tmp_path)
     out, err = capsys.readouterr()
     assert [line.split()[1] for line in err.splitlines()] == [f"{epoch}/47" for epoch in [*range(2, 47, 2), 47]]
-    assert "1.50 % error" in out
+    assert "1.50 % error on 7 test points (averaged weights 2.00, raw 1.50)\n" in out
 
 
 def test_on_a_terminal_there_is_a_bar_with_the_time_left(tmp_path, monkeypatch, capsys):
@@ -195,6 +291,17 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left(tmp_path, monkeypatch, 
     assert "0:00:00" in screen.getvalue()
     assert "epoch 1/2" not in screen.getvalue()
     assert "run folder" in capsys.readouterr().out
+
+
+def test_on_a_terminal_the_losses_are_shown_within_an_epoch_too(tmp_path, monkeypatch):
+    """One epoch: what is shown before its end can only be the losses so far."""
+    screen = StringIO()
+    monkeypatch.setattr(progress, "Console", lambda **options: Console(file=screen, force_terminal=True, width=150))
+    monkeypatch.setattr(progress, "GLANCE", 0.0)
+    monkeypatch.setattr(progress, "describe", lambda record: "done")
+    progress.train_with_progress(resolve("two-moons", 12, "pi", epochs=1, batch=100), tmp_path / "RUN")
+    assert "supervised 0.0" in screen.getvalue()
+    assert "consistency 0.0" in screen.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -260,13 +367,13 @@ def test_bad_arguments(cli, tmp_path, arguments, words):
         (["graph=fixed"], ["fixed_from"]),
         (["graph=fixed", "fixed_from=nowhere"], ["'nowhere'", "config.json"]),
         (["graph=knn", "neighbours=6000"], ["6000"]),
-        (["model=small"], ["'small'", "model=mlp"]),
+        (["model=small"], ["SmallNet", "model=mlp"]),
         (["translate=2"], ["translate = 2"]),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, list) else None,
 )
 def test_bad_settings(cli, tmp_path, monkeypatch, settings, words):
-    monkeypatch.setattr("sntg.training.loop.Stack.train_epoch", lambda *a: pytest.fail("work was begun"))
+    monkeypatch.setattr("sntg.training.loop.Stack.advance", lambda *a: pytest.fail("work was begun"))
     options = [part for setting in settings for part in ("--set", setting)]
     assert_refused(cli(*train(tmp_path / "RUN", *options, method="pi+sntg")), *words)
     assert files(tmp_path) == []
@@ -283,6 +390,39 @@ def test_bad_devices(cli, tmp_path, monkeypatch, device):
 def test_bad_seeds(cli, tmp_path, seed):
     assert_refused(cli(*train(tmp_path / "RUN", "--seed", seed)), f"seed = {seed}")
     assert_refused(cli("demo", "--out", tmp_path / "demo", "--seed", seed), f"seed = {seed}")
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "two-moons"], ["--labels", "how many labels"]),
+        (["train", "two-moons", "--labels", "12.5"], ["--labels '12.5'"]),
+        (["train", "two-moons", "--labels", "12", "--validation", "-1"], ["validation = -1"]),
+        (["train", "two-moons", "--labels", "12", "--validation", "6000"], ["validation = 6000", "6000 points"]),
+        (["train", "two-moons", "--labels", "12", "--validation", "5990"], ["10"]),
+        (["train", "two-moons", "--split", "nowhere.txt"], ["'nowhere.txt'"]),
+        (["train", "two-moons", "--split", "nowhere.txt", "--set", "label_noise=10"], ["'nowhere.txt'"]),
+        (["recipe", "two-mons", "pi", "--labels", "12"], ["'two-moons'"]),
+        (["recipe", "two-moons", "pie", "--labels", "12"], ["'pi'"]),
+        (["recipe", "two-moons", "pi", "--labels", "12", "--set", "kk=1"], ["key 'kk'"]),
+        (["split", "two-moons", "--labels", "13", "--out", "s.txt"], ["13 labels"]),
+        (["split", "two-moons", "--labels", "12", "--out", "s.txt", "--kind", "balancd"], ["'balanced'"]),
+        (["split", "two-moons", "--labels", "12", "--out", "s.txt", "--noise", "101"], ["101"]),
+        (["split", "two-moons", "--labels", "12", "--out", "nowhere/s.txt"], ["'nowhere/s.txt'"]),
+        (["models", "--input", "3x32"], ["'3x32'", "3x32x32"]),
+        (["models", "--input", "3x0x32"], ["'3x0x32'"]),
+        (["models", "--input", "1x8x8"], ["8x8", "16x16"]),
+        (["models", "--classes", "1"], ["--classes 1"]),
+        (["models", "--normalisation", "bach"], ["'batch'"]),
+        (["resume", "nowhere"], ["'nowhere'", "config.json"]),
+    ],
+    ids=lambda value: " ".join(value) if "train" in value or len(value) > 1 else None,
+)
+def test_bad_usage_of_the_other_options_and_commands(cli, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sntg.training.loop.Stack.advance", lambda *a: pytest.fail("work was begun"))
+    assert_refused(cli(*arguments), *words)
     assert files(tmp_path) == []
 
 
@@ -338,7 +478,7 @@ def test_a_loss_that_turns_nan_ends_with_code_1_and_keeps_what_was_saved(cli, tm
     assert out == ""
     assert err.splitlines()[-1].startswith("sntg: the supervised loss became nan at step ")
     assert "Traceback" not in err
-    assert files(tmp_path / "RUN") == ["config.json", "metrics.jsonl"]
+    assert files(tmp_path / "RUN") == BEGUN
     kept = [json.loads(line)["epoch"] for line in (tmp_path / "RUN/metrics.jsonl").read_text().splitlines()]
     assert kept == list(range(1, err.count("epoch ") + 1))
     assert kept
@@ -356,9 +496,37 @@ def test_ctrl_c_ends_with_code_130_and_keeps_and_names_the_folder(cli, tmp_path,
     assert code == 130
     assert out == ""
     assert "Traceback" not in err
-    assert f"stopped; what was written is in {tmp_path / name}" in err
-    assert files(tmp_path / name) == ["config.json", "metrics.jsonl"]
+    quoted = f"'{tmp_path / name}'" if "[" in name else tmp_path / name
+    assert err.splitlines()[-1] == f"stopped; `sntg resume {quoted}` goes on from its last checkpoint"
+    assert files(tmp_path / name) == BEGUN
     assert len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_ctrl_c_before_training_has_begun_has_nothing_to_go_on_with(cli, tmp_path, monkeypatch):
+    def stop(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sntg.training.loop.load_inputs", stop)
+    assert cli(*train(tmp_path / "RUN")) == (130, "", "stopped\n")
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "cure"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "when there is room again"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "when there is room again"),
+        (OSError(errno.EIO, "Input/output error"), "when that is put right"),
+    ],
+)
+def test_a_run_the_system_stops_says_why_and_how_to_go_on(cli, tmp_path, monkeypatch, error, cure):
+    def fail(folder, record):
+        raise error
+
+    monkeypatch.setattr("sntg.training.run_folder.RunFolder.add_metrics", fail)
+    code, out, err = cli(*train(tmp_path / "RUN", *QUICK))
+    assert (code, out) == (1, "")
+    assert err == f"sntg: stopped by the system: {error}; `sntg resume {tmp_path / 'RUN'}` goes on {cure}\n"
 
 
 def test_the_demo_command_runs_the_demo(cli, tmp_path, monkeypatch):

@@ -151,6 +151,32 @@ def test_the_projection_keeps_far_clusters_apart_and_is_the_same_every_time():
     np.testing.assert_array_equal(plane, embeddings.project(features))
 
 
+def test_many_points_are_shown_by_their_principal_components(monkeypatch):
+    """t-SNE would take minutes. The widest direction comes first, whatever the others do."""
+    rng = np.random.default_rng(1)
+    features = rng.normal(size=(embeddings.MOST_FOR_TSNE + 1, 6)) * [1, 9, 1, 3, 1, 1]
+    monkeypatch.setattr(embeddings, "TSNE", lambda **options: pytest.fail("t-SNE was begun"))
+    plane = embeddings.project(features)
+    assert plane.shape == (2001, 2)
+    centred = features - features.mean(0)
+    directions = np.linalg.svd(centred, full_matrices=False)[2][:2]
+    np.testing.assert_allclose(np.abs(plane), np.abs(centred @ directions.T), atol=1e-6)
+    np.testing.assert_array_equal(plane, embeddings.project(features))
+
+
+def test_up_to_two_thousand_points_are_shown_by_t_sne(monkeypatch):
+    class Pretended:
+        def __init__(self, **options):
+            assert options == {"perplexity": 36, "init": "pca", "random_state": 0}
+
+        def fit_transform(self, features):
+            return features[:, 2:4]
+
+    features = np.random.default_rng(1).normal(size=(2000, 5))
+    monkeypatch.setattr(embeddings, "TSNE", Pretended)
+    np.testing.assert_array_equal(embeddings.project(features), features[:, 2:4])
+
+
 def test_a_figure_is_a_png_written_whole(tmp_path):
     save(Figure(figsize=(2, 1)), tmp_path / "figure.png")
     assert [p.name for p in tmp_path.iterdir()] == ["figure.png"]

@@ -7,6 +7,7 @@ loss. All of it is float64, and a comparison holds to about 1e-10.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from sntg.losses import consistency_mse
 from sntg.methods import METHODS, Batch, GraphTerm, Objective, Seen, Setup
-from sntg.models import MLP, stack
+from sntg.models import MLP, Classifier, stack
+from sntg.models.layers import BatchNormDense
 
 RUNS, N, POINTS, CLASSES, HIDDEN = 2, 12, 16, 3, 5
 LAYERS = ("hidden.0", "hidden.1", "hidden.2", "output")
-OPTIONS = {"alpha": 0.6, "ema": 0.9, "epsilon": 0.3, "power_iterations": 1, "xi": 0.0}
+OPTIONS = {"alpha": 0.6, "epsilon": 0.3, "power_iterations": 1, "xi": 0.0}
 BASES = tuple(METHODS)
 
 Arrays = dict[str, np.ndarray]
@@ -194,6 +196,22 @@ def make_model(seed: int, noise: float = 0.0) -> MLP:
     return model.train()
 
 
+def make_batch_normed_model(seed: int) -> MLP:
+    """The same with full batch normalisation in every layer, the logits' too, and no noise to be drawn."""
+    torch.manual_seed(seed)
+    sizes = [2, HIDDEN, HIDDEN, HIDDEN, CLASSES]
+    models = []
+    for _ in range(RUNS):
+        model = MLP(2, CLASSES, hidden=HIDDEN)
+        *hidden, model.output = (BatchNormDense(o, i) for i, o in pairwise(sizes))
+        model.hidden = torch.nn.ModuleList(hidden)
+        model.noises = torch.nn.ModuleList(torch.nn.Identity() for _ in range(4))
+        models.append(model)
+    model = stack(models)
+    randomise(model)
+    return model.train()
+
+
 @torch.no_grad()
 def randomise(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
@@ -215,8 +233,14 @@ def make_batch(seed: int, n: int = N, labelled_rows: int = 5) -> Batch:
     return Batch(x, labels, rows, labelled)
 
 
-def make_setup(model: MLP, augment=lambda x: x, consistency=consistency_mse, points: int = POINTS, **options) -> Setup:
-    return Setup(model, augment, consistency, points, CLASSES, {**OPTIONS, **options})
+def unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+def make_setup(
+    model: Classifier, augment=unchanged, consistency=consistency_mse, points: int = POINTS, flip=unchanged, **options
+) -> Setup:
+    return Setup(model, augment, consistency, points, CLASSES, {**OPTIONS, **options}, flip)
 
 
 def references(model: torch.nn.Module) -> list[ReferenceMLP]:
@@ -246,7 +270,7 @@ def take_step(base: str, ent: bool = False, graph_term: GraphTerm | None = None,
     method = METHODS[base](make_setup(model, views, **options))
     networks = references(model)
     if base == "mt":
-        randomise(method.teacher_model)
+        randomise(method.average)
     if base == "tempens":  # an epoch that visits every row of the batch
         method.passes(batch)
         method.after_epoch()
@@ -255,12 +279,55 @@ def take_step(base: str, ent: bool = False, graph_term: GraphTerm | None = None,
     terms, seen = objective(batch)
     step = Step(objective, model, batch, terms, seen, views.given, networks)
     student_view = 1 if base == "vat" else 0  # VAT's first view is the labelled batch
-    teacher_networks = references(method.teacher_model) if base == "mt" else networks
+    teacher_networks = references(method.average) if base == "mt" else networks
     teacher_view = earlier[0] if base == "tempens" else views.given[min(1, len(views.given) - 1)]
     for run in range(RUNS):
         step.student.append(networks[run].forward(views.given[student_view][run]))
         step.teacher.append(teacher_networks[run].forward(teacher_view[run]).p)
     return step
+
+
+# --- images whose flip and translation can be read off ---------------------------------------------------------------
+
+
+class Recorder(Classifier):
+    """A network that remembers the images it was shown."""
+
+    event_dims = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[np.ndarray] = []
+        self.scale = torch.nn.Parameter(torch.tensor(1e-3))
+
+    def h(self, x: Tensor) -> Tensor:
+        self.shown.append(x.detach().numpy().copy())
+        return x.flatten(-3) * self.scale
+
+    def g(self, features: Tensor) -> Tensor:
+        return features[..., :CLASSES]
+
+
+def distinct_images(n: int, size: int = 6) -> Tensor:
+    """(RUNS, n, 1, size, size), no two pixels alike."""
+    return torch.arange(float(RUNS * n * size * size)).reshape(RUNS, n, 1, size, size)
+
+
+def changes(views: np.ndarray, images: Tensor, pixels: int) -> list[tuple[bool, int, int]]:
+    """Of every image, whether its view is mirrored and by how many pixels it is moved down and right."""
+    found = []
+    pictures = [a.reshape(-1, *views.shape[-2:]) for a in (views, images.numpy())]
+    for view, image in zip(*pictures, strict=True):
+        matches = []
+        for mirrored in (False, True):
+            padded = np.pad(image[:, ::-1] if mirrored else image, pixels, mode="reflect")
+            for top in range(2 * pixels + 1):
+                for left in range(2 * pixels + 1):
+                    if np.array_equal(padded[top : top + len(view), left : left + len(view)], view):
+                        matches.append((mirrored, pixels - top, pixels - left))
+        assert len(matches) == 1, "not a flip and a translation of the image"
+        found += matches
+    return found
 
 
 # --- comparisons -----------------------------------------------------------------------------------------------------

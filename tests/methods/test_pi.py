@@ -1,6 +1,7 @@
 """The Pi model: agreement of two branches, with the gradient flowing through both."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,15 @@ import torch
 from method_fixtures import (
     CLASSES,
     RUNS,
+    N,
+    Recorder,
     Views,
     add,
     assert_term,
+    changes,
     cross_entropy,
     differ,
+    distinct_images,
     kl,
     make_batch,
     make_model,
@@ -24,7 +29,9 @@ from method_fixtures import (
     through_softmax,
 )
 
+from sntg.data import flip, translate
 from sntg.losses import consistency_kl, consistency_mse
+from sntg.methods import Batch
 from sntg.methods.pi import Pi
 
 
@@ -85,11 +92,6 @@ def test_the_running_means_follow_branch_b():
         np.testing.assert_allclose(model.hidden[0].running_mean[run], 0.001 * y.mean(0), rtol=1e-10)
 
 
-def test_the_student_is_what_is_reported():
-    step = take_step("pi")
-    assert step.objective.base.reported() is step.model
-
-
 @pytest.mark.parametrize("chances", [[0.25] * 4, [0.1, 0.2, 0.3, 0.4]])
 def test_expected_consistency_is_twice_the_summed_variance(chances):
     """The appendix: E ||f(x; xi) - f(x; xi')||^2 = 2 sum_k Var f_k, exactly, for xi from a finite distribution."""
@@ -110,3 +112,40 @@ def test_expected_consistency_is_twice_the_summed_variance(chances):
         variance = (p * f**2).sum(0) - (p * f).sum(0) ** 2
         np.testing.assert_allclose(expected_consistency[run], 2 * variance.sum(), rtol=1e-12)
         assert variance.sum() > 0.1
+
+
+def test_rows_kept_out_of_the_consistency_count_as_zero_in_both_branches():
+    model, views, mask = make_model(0), Views(0), np.arange(N) % 3 > 0
+    batch = replace(make_batch(0), unlabelled=torch.from_numpy(mask))
+    term = Pi(make_setup(model, views)).passes(batch).terms["consistency"]
+    values, expected = [], []
+    for run, network in enumerate(references(model)):
+        a, b = (network.forward(view[run]) for view in views.given)
+        value, d_logits, d_target = mse(a.logits, b.p, mask)
+        values.append(value)
+        expected.append(add(network.backward(a, d_logits), network.backward(b, through_softmax(b.p, d_target))))
+        assert not np.isclose(value, mse(a.logits, b.p)[0], rtol=0.01)  # the rows left out would show
+    assert_term(term, model, values, expected)
+
+
+def test_the_branches_share_the_flip_and_draw_translations_of_their_own():
+    torch.manual_seed(0)
+    images, n = distinct_images(60), 60
+    method = Pi(make_setup(Recorder(), lambda x: translate(x, 2), flip=flip))
+    method.passes(Batch(images, torch.full((RUNS, n), -1), torch.arange(n).expand(RUNS, n)))
+    (views,) = method.model.shown  # (RUNS, 2, n, ...)
+    a, b = (changes(views[:, branch], images, 2) for branch in (0, 1))
+    assert [mirrored for mirrored, *_ in a] == [mirrored for mirrored, *_ in b]
+    assert 0.3 < np.mean([mirrored for mirrored, *_ in a]) < 0.7  # each image tosses its own coin
+    assert np.mean([x[1:] == y[1:] for x, y in zip(a, b, strict=True)]) < 0.2  # 1 in 25 by chance
+
+
+def test_the_next_step_flips_anew():
+    torch.manual_seed(0)
+    images, n = distinct_images(60), 60
+    method = Pi(make_setup(Recorder(), flip=flip))
+    batch = Batch(images, torch.full((RUNS, n), -1), torch.arange(n).expand(RUNS, n))
+    for _ in range(2):
+        method.passes(batch)
+    first, second = (changes(views[:, 0], images, 0) for views in method.model.shown)
+    assert first != second

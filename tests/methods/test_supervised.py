@@ -4,8 +4,11 @@ import numpy as np
 import torch
 from method_fixtures import (
     RUNS,
+    Recorder,
     assert_term,
+    changes,
     cross_entropy,
+    distinct_images,
     gradients,
     make_batch,
     make_model,
@@ -13,6 +16,8 @@ from method_fixtures import (
     take_step,
 )
 
+from sntg.data import flip, translate
+from sntg.methods import Batch
 from sntg.methods.supervised import Supervised
 
 
@@ -62,6 +67,13 @@ def test_the_running_means_follow_the_student_pass_alone():
         assert torch.equal(layer.running_mean, mean)
 
 
-def test_the_student_is_what_is_reported():
-    step = take_step("supervised")
-    assert step.objective.base.reported() is step.model
+def test_the_second_branch_draws_a_flip_and_a_translation_of_its_own():
+    torch.manual_seed(0)
+    images, n = distinct_images(60), 60
+    method = Supervised(make_setup(Recorder(), lambda x: translate(x, 2), flip=flip))
+    batch = Batch(images, torch.full((RUNS, n), -1), torch.arange(n).expand(RUNS, n))
+    method.teacher(batch, method.passes(batch))
+    student, teacher = (changes(views, images, 2) for views in method.model.shown)
+    assert all(0.3 < np.mean([mirrored for mirrored, *_ in of]) < 0.7 for of in (student, teacher))
+    assert 0.3 < np.mean([a[0] == b[0] for a, b in zip(student, teacher, strict=True)]) < 0.7  # two coins
+    assert np.mean([a[1:] == b[1:] for a, b in zip(student, teacher, strict=True)]) < 0.2  # 1 in 25

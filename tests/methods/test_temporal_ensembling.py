@@ -1,11 +1,14 @@
 """Temporal ensembling: bias-corrected averages of past predictions, row by row, as constant targets."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from method_fixtures import (
     CLASSES,
     RUNS,
+    N,
     Views,
     assert_term,
     cross_entropy,
@@ -152,11 +155,12 @@ def test_the_first_epoch_has_no_consistency():
 
 
 # Batches of seeds 0 and 1 draw 12 of 16 rows each, so the second holds rows the first did not visit.
-def half_visited(graph_term: GraphTerm):
+def half_visited(graph_term: GraphTerm, unlabelled: np.ndarray | None = None):
     """A step on a batch of which some rows, labelled and not, have never been visited."""
     model, views = make_model(0), Views(0)
     method = TemporalEnsembling(make_setup(model, views))
-    first, second = make_batch(0), make_batch(1)
+    mask = None if unlabelled is None else torch.from_numpy(unlabelled)
+    first, second = make_batch(0), replace(make_batch(1), unlabelled=mask)
     method.passes(first)
     method.after_epoch()
     visited = np.stack([np.isin(s, f) for s, f in zip(second.rows.numpy(), first.rows.numpy(), strict=True)])
@@ -181,6 +185,25 @@ def test_rows_never_visited_are_left_out_of_the_consistency():
         values.append(value)
         expected.append(networks[run].backward(students[run], d_logits))
     assert_term(terms["consistency"], model, values, expected)
+
+
+def test_a_row_needs_a_target_and_a_place_in_the_consistency_to_count_there():
+    """Never visited and kept out are different rows; either is enough to count as zero."""
+    unlabelled = np.arange(N) % 4 > 0
+    how = GraphTerm(HardGraph(), pairs="all", margin=2.0)
+    model, terms, seen, networks, students, teacher, visited, _ = half_visited(how, unlabelled)
+    values, expected = [], []
+    for run in range(RUNS):
+        both = visited[run] & unlabelled
+        assert both.sum() < min(visited[run].sum(), unlabelled.sum())
+        value, d_logits, _ = mse(students[run].logits, teacher[run], both)
+        values.append(value)
+        expected.append(networks[run].backward(students[run], d_logits))
+    assert_term(terms["consistency"], model, values, expected)
+    # The graph knows of visits alone.
+    _, unmasked, seen_without, *_ = half_visited(how)
+    assert torch.equal(terms["sntg"], unmasked["sntg"])
+    assert torch.equal(seen.W, seen_without.W)
 
 
 @pytest.mark.parametrize("merge_labels", [True, False])
@@ -217,6 +240,11 @@ def test_the_store_takes_a_model_of_another_precision():
     torch.testing.assert_close(target, method.model(batch.x).logits.softmax(-1), rtol=1e-6, atol=1e-6)
 
 
-def test_the_student_is_what_is_reported():
-    step = take_step("tempens")
-    assert step.objective.base.reported() is step.model
+def test_going_back_to_before_the_first_batch_forgets_every_target():
+    method = TemporalEnsembling(make_setup(make_model(0)))
+    start, batch = {name: tensor.clone() for name, tensor in method.state().items()}, make_batch(0)
+    method.passes(batch)
+    method.after_epoch()
+    assert method.targets(batch.rows)[1].all()
+    method.load_state(start)
+    assert not method.targets(batch.rows)[1].any()

@@ -1,15 +1,21 @@
 """VAT: the smoothness loss moves the weights through p(x + r) alone."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
 from method_fixtures import (
+    CLASSES,
+    LAYERS,
+    Arrays,
     assert_term,
     cross_entropy,
     differ,
     gradients,
     kl,
     make_batch,
+    make_batch_normed_model,
     make_model,
     make_setup,
     references,
@@ -18,7 +24,9 @@ from method_fixtures import (
     through_softmax,
 )
 
+from sntg.methods import Batch
 from sntg.methods.vat import VAT
+from sntg.models import SmallNet, stack
 
 
 def passes_with_inputs(seed: int = 0, noise: float = 0.0, **options):
@@ -130,6 +138,114 @@ def test_the_smoothness_does_not_see_the_labels():
         np.testing.assert_array_equal(gradient, results[1][name])
 
 
-def test_the_student_is_what_is_reported():
-    step = take_step("vat")
-    assert step.objective.base.reported() is step.model
+# --- through full batch normalisation, as Miyato et al.'s networks have it --------------------------------------------
+
+
+def batch_normed(parameters: Arrays, x: np.ndarray) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """The logits of one run's network in training mode, and every layer's batch mean and variance."""
+    statistics = []
+    for name in LAYERS:
+        y = x @ parameters[f"{name}.V"].T
+        mean = y.sum(0) / len(y)
+        variance = ((y - mean) ** 2).sum(0) / len(y)
+        statistics.append((mean, variance))
+        y = parameters[f"{name}.g"] * (y - mean) / np.sqrt(variance + 1e-6) + parameters[f"{name}.b"]
+        x = np.where(y > 0, y, 0.1 * y)
+    return y, statistics
+
+
+def unit(d: np.ndarray) -> np.ndarray:
+    d = d / (np.abs(d).max(1, keepdims=True) + 1e-12)
+    return d / np.sqrt(1e-6 + (d**2).sum(1, keepdims=True))
+
+
+def batch_normed_step(epsilon: float, power_iterations: int = 1):
+    """A step of VAT; the only random number drawn is the direction's start, returned with the rest."""
+    model, batch = make_batch_normed_model(0), make_batch(0)
+    method, shown = VAT(make_setup(model, epsilon=epsilon, power_iterations=power_iterations)), []
+    handle = model.register_forward_pre_hook(lambda _, args: shown.append(args[0].detach().clone()))
+    torch.manual_seed(5)
+    passes = method.passes(batch)
+    handle.remove()
+    torch.manual_seed(5)
+    start = torch.randn(batch.x.shape).numpy()
+    r = (shown[-1] - batch.x).numpy()
+    runs = [reference.parameters for reference in references(model)]
+    return model, batch, passes, r, start, runs
+
+
+@pytest.mark.parametrize("power_iterations", [1, 2])
+def test_through_batch_statistics_the_direction_is_that_of_finite_differences(power_iterations):
+    """H d as second differences of the summed KL(p(x) || p(x + r)): every row's r moves every row's prediction."""
+    _, batch, _, r, start, runs = batch_normed_step(1.0, power_iterations)
+    h = 1e-4
+    for run, parameters in enumerate(runs):
+        x = batch.x[run].numpy()
+        p = softmax(batch_normed(parameters, x)[0])
+        divergence = lambda r, x=x, p=p, w=parameters: (  # noqa: E731
+            kl(batch_normed(w, x + r)[0], p)[0] * len(x)
+        )
+        d = start[run]
+        for _ in range(power_iterations):
+            d, product, alone = unit(d), np.zeros_like(x), np.zeros_like(x)
+            for entry in np.ndindex(x.shape):
+                e = np.zeros_like(x)
+                e[entry] = h
+                own = np.zeros_like(x)
+                own[entry[0]] = d[entry[0]]  # as if the other rows stood still
+                for target, along in ((product, h * d), (alone, h * own)):
+                    ahead = divergence(along + e) - divergence(along - e)
+                    back = divergence(-along + e) - divergence(-along - e)
+                    target[entry] = (ahead - back) / (4 * h * h)
+            d = product
+        np.testing.assert_allclose(r[run], unit(d), atol=2e-5)
+        assert np.abs(unit(d) - unit(alone)).max() > 0.05  # rows do act on each other here
+
+
+def test_through_batch_statistics_the_smoothness_and_its_gradient_are_those_of_finite_differences():
+    """In every weight, with p(x) and r held still: the gradient flows through p(x + r) and its statistics alone."""
+    model, batch, passes, r, _, runs = batch_normed_step(0.7)
+    actual, h = gradients(passes.terms["consistency"], model), 1e-6
+    for run, parameters in enumerate(runs):
+        x = batch.x[run].numpy()
+        p = softmax(batch_normed(parameters, x)[0])
+        loss = lambda x=x + r[run], p=p, w=parameters: kl(batch_normed(w, x)[0], p)[0]  # noqa: E731
+        np.testing.assert_allclose(passes.terms["consistency"][run].item(), loss(), rtol=1e-10)
+        assert loss() > 1e-3
+        for name, array in parameters.items():
+            expected = np.zeros_like(array)
+            for entry in np.ndindex(array.shape):
+                before = array[entry]
+                array[entry] = before + h
+                above = loss()
+                array[entry] = before - h
+                expected[entry] = (above - loss()) / (2 * h)
+                array[entry] = before
+            np.testing.assert_allclose(actual[name][run], expected, rtol=1e-5, atol=1e-8, err_msg=name)
+
+
+def test_running_means_and_variances_follow_the_labelled_pass_alone():
+    model, batch, _, _, _, runs = batch_normed_step(1.0)
+    for run, parameters in enumerate(runs):
+        _, statistics = batch_normed(parameters, batch.labelled.x[run].numpy())
+        for layer, (mean, variance) in zip([*model.hidden, model.output], statistics, strict=True):
+            np.testing.assert_allclose(layer.running_mean[run], 0.001 * mean, rtol=1e-9, atol=1e-16)
+            np.testing.assert_allclose(layer.running_var[run], 0.999 + 0.001 * variance, rtol=1e-12)
+
+
+@pytest.mark.parametrize("normalisation", ["batch", "batch-logits"])
+def test_a_convolutional_nets_running_statistics_follow_the_labelled_pass_alone(normalisation):
+    """With dropout: the student's first pass over the same labelled rows and masks, and nothing after it."""
+    torch.manual_seed(0)
+    net = stack([SmallNet((1, 16, 16), CLASSES, noise=0.0, normalisation=normalisation)])
+    twin = deepcopy(net)
+    x, few = torch.randn(1, 6, 1, 16, 16), torch.randn(1, 3, 1, 16, 16)
+    rows = torch.arange(6)[None]
+    batch = Batch(x, rows % CLASSES, rows, Batch(few, rows[:, :3], rows[:, :3]))
+    torch.manual_seed(1)
+    terms = VAT(make_setup(net)).passes(batch).terms
+    assert all(term.item() > 0 for term in terms.values())
+    torch.manual_seed(1)
+    twin(few)
+    for name, buffer in net.named_buffers():
+        torch.testing.assert_close(buffer, twin.get_buffer(name), rtol=1e-10, atol=1e-12, msg=name)

@@ -152,3 +152,52 @@ def test_a_missing_gradient_counts_as_zero():
 def test_parameters_given_as_a_generator_are_kept():
     net = nn.Linear(2, 3)
     assert len(Adam(net.parameters()).parameters) == 2
+
+
+# --- stopping and going on -------------------------------------------------------------------------------------------
+
+
+def through(adam, steps):
+    for step in steps:
+        for p, g in zip(adam.parameters, gradients(step), strict=True):
+            p.grad = torch.from_numpy(g)
+        adam.step(*schedule(step))
+
+
+def test_an_optimiser_put_back_to_where_another_was_takes_the_same_steps():
+    """The parameters are the model's to put back; the moments and the number of steps are the optimiser's."""
+    adam = Adam(parameters())
+    through(adam, range(5))
+    state = {name: tensor.clone() for name, tensor in adam.state().items()}
+    other = Adam([nn.Parameter(p.detach().clone()) for p in adam.parameters])
+    through(other, range(20, 23))
+    with torch.no_grad():
+        for p, value in zip(other.parameters, adam.parameters, strict=True):
+            p.copy_(value)
+    other.load_state(state)
+    through(adam, range(5, 10))
+    through(other, range(5, 10))
+    assert other.steps == adam.steps == 10
+    for ours, theirs in zip(other.parameters, adam.parameters, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_loading_a_state_copies_it():
+    adam = Adam(parameters())
+    through(adam, range(3))
+    state = {name: tensor.clone() for name, tensor in adam.state().items()}
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    adam.load_state(state)
+    through(adam, range(3, 6))
+    assert all(torch.equal(state[name], before[name]) for name in before)
+
+
+def test_the_second_momentum_may_change_on_the_way():
+    """v = 0.99 * 0.01 g^2 of the first step, or 0.999 of it, plus the second step's part."""
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    adam = Adam([weight], beta2=0.99)
+    for beta2, g in ((0.99, 2.0), (0.999, 3.0)):
+        weight.grad = torch.full_like(weight, g)
+        adam.beta2 = beta2
+        adam.step(0.1)
+    assert adam.v.item() == pytest.approx(0.999 * 0.01 * 4 + 0.001 * 9, rel=1e-12)

@@ -1,5 +1,6 @@
 """Settings: every value that cannot be is refused in one sentence that names it; text is read as the setting's type."""
 
+import json
 import math
 from dataclasses import fields, replace
 
@@ -38,6 +39,11 @@ def refusal(**changes):
         ("consistency", "mze", "mse"),
         ("graph_labels", "merged", "merge"),
         ("pairs", "hafl", "half"),
+        ("normalisation", "mean-olny", "mean-only"),
+        ("decay", "gaus", "gauss"),
+        ("split", "balance", "balanced"),
+        ("padding", "reflekt", "reflect"),
+        ("report", "row", "raw"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest_one(key, value, nearest):
@@ -66,9 +72,10 @@ def test_a_number_of_labels_that_cannot_be_spread_is_refused(labels, words):
         ("seed", -1),
         ("seed", 2**31),
         ("epochs", 0),
-        ("batch", 1),
-        ("batch", 0),
-        ("labelled_batch", 1),
+        ("batch", -1),
+        ("labelled_batch", -1),
+        ("epoch_steps", -1),
+        ("validation", -1),
         ("lr", -1e-9),
         ("beta2", 1.1),
         ("ramp_up", -1),
@@ -85,6 +92,14 @@ def test_a_number_of_labels_that_cannot_be_spread_is_refused(labels, words):
         ("neighbours", 0),
         ("noise", -0.1),
         ("dropout", 1.0),
+        ("dropout", -0.1),
+        ("bn_momentum", 1.1),
+        ("bn_batches", -1),
+        ("label_noise", -1.0),
+        ("label_noise", 100.1),
+        ("early_momentum", 1.1),
+        ("early_epochs", -1),
+        ("checkpoint_seconds", -1.0),
         ("translate", -1),
         ("translate", 9),
         ("alpha", 1.0),
@@ -113,12 +128,42 @@ def test_the_bounds_themselves_are_allowed(key):
     for bound in BOUNDS[key]:
         if bound is not None and not (key == "margin" and bound == 0):
             changes = {"model": "small", "dataset": "digits", "labels": 20} if key == "translate" else {}
+            changes |= {"labelled_batch": 2} if key == "batch" else {}  # something must be drawn
             assert getattr(replace(GOOD, **{key: bound}, **changes), key) == bound
 
 
 def test_a_batch_larger_than_the_training_set_is_refused():
     assert replace(GOOD, batch=6000).batch == 6000
     assert "batch = 6001 is more than the 6000 training points of two-moons" in refusal(batch=6001)
+
+
+@pytest.mark.parametrize(("batch", "labelled_batch"), [(0, 0), (1, 0), (0, 1)])
+def test_a_step_of_fewer_than_two_points_is_refused(batch, labelled_batch):
+    n = batch + labelled_batch
+    assert f"batch + labelled_batch = {n} makes a batch of {n} points" in refusal(
+        batch=batch, labelled_batch=labelled_batch
+    )
+
+
+@pytest.mark.parametrize(("batch", "labelled_batch"), [(2, 0), (1, 1), (0, 2), (0, 500)])
+def test_a_step_may_be_of_all_points_of_labelled_ones_or_of_both(batch, labelled_batch):
+    config = replace(GOOD, batch=batch, labelled_batch=labelled_batch)
+    assert (config.batch, config.labelled_batch) == (batch, labelled_batch)
+
+
+@pytest.mark.parametrize(("batch", "labelled_batch"), [(100, 0), (0, 100), (0, 0)])
+def test_a_method_that_draws_two_parts_needs_both(batch, labelled_batch):
+    message = refusal(method="vat+sntg", batch=batch, labelled_batch=labelled_batch)
+    assert message.startswith("vat+sntg needs batch and labelled_batch above 0")
+    assert replace(GOOD, method="vat+sntg", batch=2, labelled_batch=1).labelled_batch == 1
+
+
+def test_pairs_are_counted_in_the_batch_that_has_them():
+    """Joined, the labelled rows are part of it; drawn apart, they are not."""
+    joined = {"batch": 6, "labelled_batch": 4, "pairs": "random"}
+    assert replace(GOOD, **joined, n_pairs=90).n_pairs == 90
+    assert "n(n-1) = 90" in refusal(**joined, n_pairs=91)
+    assert "n(n-1) = 30" in refusal(**joined, n_pairs=31, method="vat+sntg")
 
 
 @pytest.mark.parametrize("n_pairs", [0, -1, 91])
@@ -140,8 +185,53 @@ def test_a_fixed_graph_needs_a_run_to_come_from():
     assert replace(GOOD, method="pi", graph="fixed").graph == "fixed"  # there is no graph term to need it
 
 
-def test_points_in_the_plane_cannot_be_translated():
-    assert "translate = 2" in refusal(translate=2)
+@pytest.mark.parametrize(("key", "value"), [("translate", 2), ("flip", True)])
+def test_points_in_the_plane_cannot_be_moved_or_mirrored(key, value):
+    assert f"{key} = {value} is for images, and two-moons has none" in refusal(**{key: value})
+    images = replace(GOOD, dataset="digits", labels=20, **{key: value})
+    assert getattr(images, key) == value
+
+
+@pytest.mark.parametrize("dataset", ["two-moons", "digits"])
+def test_only_pixels_from_files_are_whitened(dataset):
+    message = refusal(dataset=dataset, labels=20, whitening="norm")
+    assert message == f"whitening = norm is for pixels read from files: use none for {dataset}"
+    assert replace(GOOD, dataset="mnist", labels=20, whitening="norm").whitening == "norm"
+
+
+def test_an_unknown_whitening_is_answered_with_the_nearest_one():
+    message = refusal(dataset="cifar10", labels=20, whitening="gcnzca")
+    assert "unknown whitening 'gcnzca'" in message
+    assert "'gcn-zca'" in message.split("(valid:")[0]
+
+
+# --- which points keep their labels ----------------------------------------------------------------------------------
+
+
+def test_labels_are_counted_among_the_points_that_are_not_held_out():
+    assert replace(GOOD, validation=1000, labels=5000).labels == 5000  # all that are left
+    assert replace(GOOD, validation=1000, labels=4998).labels == 4998
+    assert "5002 labels are more than the 5000 training points" in refusal(validation=1000, labels=5002)
+
+
+@pytest.mark.parametrize("validation", [6000, 7000])
+def test_holding_out_every_point_is_refused(validation):
+    assert f"validation = {validation} leaves none of the 6000 points" in refusal(validation=validation)
+
+
+def test_a_batch_larger_than_what_is_left_to_train_on_is_refused():
+    assert replace(GOOD, validation=5900, batch=100).batch == 100
+    assert "batch = 101 is more than the 100 training points" in refusal(validation=5900, batch=101)
+
+
+def test_labels_that_need_not_be_balanced_need_not_be_spread_evenly():
+    assert replace(GOOD, labels=13, split="unbalanced").labels == 13
+    assert replace(GOOD, labels=13, split_file="split.txt").labels == 13
+
+
+def test_a_split_files_labels_are_not_corrupted():
+    assert replace(GOOD, label_noise=20.0).label_noise == 20
+    assert refusal(label_noise=20.0, split_file="split.txt").startswith("label_noise corrupts labels that are drawn")
 
 
 @pytest.mark.parametrize(
@@ -197,6 +287,11 @@ def test_a_config_cannot_be_changed_afterwards_to_something_unchecked():
         ("graph=soft", "graph", "soft"),
         ("fixed_from=a=b", "fixed_from", "a=b"),
         ("fixed_from=", "fixed_from", ""),
+        ("stepwise=true", "stepwise", True),
+        ("skip_first=FALSE", "skip_first", False),
+        ("epoch_steps=400", "epoch_steps", 400),
+        ("label_noise=20", "label_noise", 20.0),
+        ("whitening=gcn-zca", "whitening", "gcn-zca"),
     ],
 )
 def test_a_setting_is_read_as_its_own_type(text, key, value):
@@ -278,7 +373,27 @@ def test_the_settings_are_in_the_papers_words():
     assert list(GOOD.as_dict()) == list(TYPES)
 
 
+def test_the_settings_changed_by_the_caller_survive_json():
+    config = replace(GOOD, overridden=("k", "lr"))
+    read = config_from(json.loads(json.dumps(config.as_dict())))
+    assert read == config
+    assert read.overridden == ("k", "lr")
+
+
 def test_every_setting_is_checked_somehow():
     """A number without bounds, or a word without choices, would let nonsense through."""
     elsewhere = {"dataset", "labels", "method", "device", "pairs", "n_pairs", "temperature", "fixed_from"}
-    assert set(TYPES) - set(BOUNDS) - set(CHOICES) - elsewhere == {"label_factor"}
+    paths = {"data", "split_file"}
+    written_by_the_run = {"overridden", "data_hash"}
+    unchecked = set(TYPES) - set(BOUNDS) - set(CHOICES) - elsewhere - paths - written_by_the_run
+    assert {TYPES[key] for key in unchecked} == {bool}
+
+
+@pytest.mark.parametrize("key", [key for key, kind in TYPES.items() if kind is bool])
+@pytest.mark.parametrize("value", [0, 1, "true", None])
+def test_only_a_truth_value_is_one(key, value):
+    assert f"{key} = {value!r} is not of the kind bool" in refusal(**{key: value})
+
+
+def test_the_changed_settings_are_a_tuple():
+    assert "overridden = 'lr' is not of the kind tuple" in refusal(overridden="lr")

@@ -25,15 +25,23 @@ def test_chunks_change_nothing(monkeypatch, chunk):
 
 def test_no_pass_is_larger_than_a_chunk(monkeypatch):
     model, sizes = make_stack(runs=2), []
-    model.register_forward_hook(lambda module, inputs, output: sizes.append(inputs[0].shape[:2].numel()))
-    monkeypatch.setattr(evaluation, "CHUNK", 9)
+    model.register_forward_hook(lambda module, inputs, output: sizes.append(inputs[0].numel()))
+    monkeypatch.setattr(evaluation, "CHUNK", 19)
     predict(model, torch.randn(2, 13, 2))
-    assert sizes == [8, 8, 8, 2]  # 4 rows of each of 2 runs
+    assert sizes == [16, 16, 16, 4]  # 4 rows of 2 values of each of 2 runs
+
+
+def test_a_row_larger_than_a_chunk_goes_through_alone(monkeypatch):
+    model, sizes = make_stack(runs=2), []
+    model.register_forward_hook(lambda module, inputs, output: sizes.append(inputs[0].numel()))
+    monkeypatch.setattr(evaluation, "CHUNK", 3)
+    predict(model, torch.randn(2, 5, 2))
+    assert sizes == [4] * 5
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 5)])
 def test_images_are_split_along_their_rows(monkeypatch, shape):
-    monkeypatch.setattr(evaluation, "CHUNK", 4)
+    monkeypatch.setattr(evaluation, "CHUNK", 2 * 2 * 16 * 16)
     net = SmallNet((1, 16, 16), 10)
     model = net if len(shape) == 1 else stack([net, SmallNet((1, 16, 16), 10)])
     x = torch.randn(*shape, 1, 16, 16)

@@ -10,18 +10,19 @@ import torch
 from sntg.data import balanced_split, load_dataset
 from sntg.errors import DivergenceError, UsageError
 from sntg.methods import METHODS, all_names, parse
-from sntg.training import RunFolder, loop, resolve, run, train
+from sntg.training import loop, resolve, run, train
 from sntg.training.evaluation import error
-from sntg.training.loop import STACKABLE, Stack, check_stack
+from sntg.training.loop import STACKABLE, Stack, check_stack, own_randomness
 from sntg.training.metrics import EpochLog
 
 # Everything the outcome hangs on, whatever the recipes say; ramps of 0 let every term count from the first step.
-QUICK = {"epochs": 2, "batch": 1000, "labelled_batch": 8, "lr": 1e-3, "noise": 0.08, "epsilon": 1.0}
+QUICK = {"epochs": 2, "batch": 1000, "labelled_batch": 0, "lr": 1e-3, "noise": 0.08, "epsilon": 1.0}
 QUICK |= {"w_max": 100.0, "k": 0.4, "ramp_up": 0, "ramp_down": 0, "graph_start": 0, "graph_ramp": 0}
 
 
 def quick(method="pi+sntg", seed=0, **settings):
-    return resolve("two-moons", 12, method, seed, **(QUICK | settings))
+    apart = {"labelled_batch": 8} if method.startswith("vat") else {}
+    return resolve("two-moons", 12, method, seed, **(QUICK | apart | settings))
 
 
 def weights(trained):
@@ -75,7 +76,7 @@ def test_the_callers_random_numbers_are_left_alone(settings):
 
 def make_stack(*configs):
     """The state training starts from."""
-    with loop._own_randomness(configs[0]):
+    with own_randomness(configs[0]):
         return Stack(configs)
 
 
@@ -147,7 +148,8 @@ def test_a_run_into_a_folder_is_the_stack_of_one(tmp_path):
 def test_each_run_of_a_stack_is_returned_with_its_own_settings_and_history():
     configs = [quick(seed=2, lr=0.01), quick(seed=1, lr=0.02)]
     runs = train(configs)
-    assert [r.config for r in runs] == configs
+    hashes = [load_dataset("two-moons", config.seed).content_hash for config in configs]
+    assert [r.config for r in runs] == [replace(c, data_hash=h) for c, h in zip(configs, hashes, strict=True)]
     for trained, config in zip(runs, configs, strict=True):
         assert [record["epoch"] for record in trained.history] == [1, 2]
         assert trained.history[0]["lr"] == config.lr
@@ -157,6 +159,24 @@ def test_each_run_of_a_stack_is_returned_with_its_own_settings_and_history():
 
 
 OTHER_VALUES = {
+    "data": "elsewhere",
+    "validation": 100,
+    "split_file": "split.txt",
+    "tensorboard": True,
+    "normalisation": "batch",
+    "epoch_steps": 3,
+    "decay": "linear",
+    "stepwise": True,
+    "skip_first": False,
+    "split": "unbalanced",
+    "label_noise": 10.0,
+    "augment": False,
+    "padding": "zero",
+    "bn_batches": 2,
+    "early_momentum": 0.5,
+    "early_epochs": 1,
+    "report": "ema",
+    "checkpoint_seconds": 5.0,
     "labels": 14,
     "method": "pi",
     "epochs": 3,
@@ -192,7 +212,8 @@ def test_runs_that_differ_in_what_shapes_the_computation_are_refused(key):
 
 
 def test_every_setting_is_either_stackable_or_refused():
-    spoken_for = {"dataset", "device", "model", "translate", "n_pairs"}  # cannot differ alone in a valid config
+    # What cannot differ alone in a valid config, and what a run writes down by itself.
+    spoken_for = {"dataset", "device", "model", "translate", "flip", "whitening", "n_pairs", "overridden", "data_hash"}
     assert set(quick().as_dict()) == STACKABLE | set(OTHER_VALUES) | spoken_for
     with pytest.raises(UsageError, match="must share dataset"):
         check_stack([quick(), replace(quick(), dataset="four-spins")])
@@ -244,23 +265,46 @@ def test_evaluating_more_often_changes_nothing_else():
     assert [r["loss"] for r in often.history] == [r["loss"] for r in rarely.history]
 
 
-def test_mean_teacher_reports_the_teachers_error_beside_the_students():
-    """With ema = 1 the teacher stays where training began; with 0 it is the student."""
-    (still,) = train([quick("mt", ema=1.0, lr=0.01)])
-    start = make_stack(quick("mt", ema=1.0, lr=0.01))
+@pytest.mark.parametrize("base", METHODS)
+def test_the_averaged_weights_error_stands_beside_the_students(base):
+    """With ema = 1 the average stays where training began; with 0 it is the student."""
+    config = quick(base, ema=1.0, lr=0.01, report="ema")
+    (still,) = train([config])
+    start = make_stack(config)
+    first = error(start.model, start.test_x, start.test_y).item()
     assert all(torch.equal(weights(still)[name], p[0]) for name, p in start.model.named_parameters())
-    assert (
-        still.history[0]["error"] == still.history[1]["error"] == error(start.model, start.test_x, start.test_y).item()
-    )
-    assert still.history[1]["student_error"] != still.history[1]["error"]
-    (same,) = train([quick("mt", ema=0.0, lr=0.01)])
-    assert same.history[1]["student_error"] == same.history[1]["error"]
+    assert [r["ema_error"] for r in still.history] == [first, first]
+    assert still.history[1]["student_error"] != first
+    (same,) = train([quick(base, ema=0.0, lr=0.01)])
+    assert same.history[1]["student_error"] == same.history[1]["ema_error"]
 
 
-@pytest.mark.parametrize("base", sorted(set(METHODS) - {"mt"}))
-def test_the_other_methods_report_the_student(base):
-    (trained,) = train([quick(base)])
-    assert all(r["error"] == r["student_error"] for r in trained.history)
+@pytest.mark.parametrize("base", METHODS)
+def test_the_report_is_of_the_network_the_settings_name_and_changes_nothing_else(base):
+    reports = {}
+    for name in ("ema", "raw"):
+        (trained,) = train([quick(base, ema=0.9, lr=0.01, report=name)])
+        last = trained.history[-1]
+        assert trained.error == last["error"] == last["ema_error" if name == "ema" else "student_error"]
+        assert trained.error == float(error(trained.model, trained.data.test_x, trained.data.test_y))
+        reports[name] = trained
+    assert not same_weights(reports["ema"], reports["raw"])
+    others = [[{k: v for k, v in r.items() if k != "error"} for r in t.history] for t in reports.values()]
+    assert others[0] == others[1]
+
+
+def test_the_average_is_the_exponential_one_of_every_steps_weights():
+    config = quick("pi", ema=0.8, lr=0.01, epochs=1, batch=2000, report="ema")
+    with own_randomness(config):
+        runs = Stack([config])
+        expected = {name: p.detach().clone() for name, p in runs.model.named_parameters()}
+        while not runs.finished:
+            runs.advance()
+            for name, p in runs.model.named_parameters():
+                expected[name] = 0.8 * expected[name] + 0.2 * p.detach()
+    assert runs.step == 3
+    for name, p in runs.objective.base.averaged().named_parameters():
+        torch.testing.assert_close(p, expected[name])
 
 
 def test_the_start_is_announced_once_all_is_ready():
@@ -362,41 +406,12 @@ def test_methods_train_on_images(method):
     ids=lambda s: "-".join(str(v) for v in s.values()),
 )
 def test_every_graph_and_kind_of_pair_trains_and_differs_from_the_default(settings):
-    default = quick(epochs=1, batch=settings.get("batch", 1000))
+    default = quick(epochs=1, epoch_steps=3, batch=settings.get("batch", 1000))
     (plain,), (changed,) = train([default]), train([replace(default, **settings)])
     assert changed.history[0]["loss"]["sntg"] != plain.history[0]["loss"]["sntg"]
     assert not same_weights(plain, changed)
     assert 0 < changed.history[0]["graph_precision"] <= 1
     assert 0 < changed.history[0]["graph_recall"] <= 1
-
-
-@pytest.fixture
-def steps(monkeypatch):
-    """Every step's rows, (runs, s) at either end of the pairs, and the W of the pairs."""
-    kept = []
-
-    class Spy(EpochLog):
-        def add(self, batch, terms, seen):
-            if seen.pairs is not None:
-                kept.append((batch.rows[:, seen.pairs.i], batch.rows[:, seen.pairs.j], seen.W))
-            super().add(batch, terms, seen)
-
-    monkeypatch.setattr(loop, "EpochLog", Spy)
-    return kept
-
-
-def test_the_knn_graph_has_each_runs_own_nearest_points_as_neighbours(steps):
-    runs = train([quick("sntg", seed, epochs=1, graph="knn", neighbours=60) for seed in (1, 2)])
-    assert len(steps) == 6
-    for number, trained in enumerate(runs):
-        distance = torch.cdist(trained.data.train_x.double(), trained.data.train_x.double()).fill_diagonal_(torch.inf)
-        near = torch.zeros(6000, 6000, dtype=torch.bool)
-        near.scatter_(1, distance.topk(60, largest=False).indices, True)
-        for i, j, W in steps:
-            expected = near[i[number], j[number]] | near[j[number], i[number]]
-            assert (W[number] != expected).sum() <= 1  # a tie in float32
-        assert sum(W[number].sum() for _, _, W in steps) > 10
-        assert trained.history[0]["teacher_error"] is None  # nobody was asked
 
 
 def test_the_consistency_may_be_kl():
@@ -405,46 +420,252 @@ def test_the_consistency_may_be_kl():
     assert not same_weights(mse, kl)
 
 
-@pytest.mark.parametrize("graph_labels", ["teacher", "merge"])
-def test_a_fixed_graph_is_what_an_earlier_run_predicts_for_each_runs_points(tmp_path, steps, graph_labels):
-    earlier = quick("supervised", epochs=4, lr=0.01)
-    (teacher,) = train([earlier])
-    folder = RunFolder(tmp_path / "earlier")
-    folder.start(earlier)
-    folder.save_model(teacher.model)
-    settings = {"graph": "fixed", "fixed_from": str(folder.path), "graph_labels": graph_labels}
-    runs = train([quick("pi+sntg", 0, k=k, **settings) for k in (0.1, 0.2)])
-    assert len(steps) == 12
-    for number, trained in enumerate(runs):
-        classes = teacher.model(trained.data.train_x).logits.argmax(-1)
-        if graph_labels == "merge":
-            classes = torch.where(trained.labels >= 0, trained.labels, classes)
-        for i, j, W in steps:
-            assert torch.equal(W[number], (classes[i[number]] == classes[j[number]]).float())
+def first_loss(**settings):
+    """Of the digits in one batch, without any other noise; the data-dependent initialisation sees no change."""
+    plain = {"epochs": 1, "batch": 1198, "noise": 0.0, "dropout": 0.0, "translate": 0}
+    (trained,) = train([resolve("digits", 20, "supervised", **(plain | settings))])
+    return trained.history[0]["loss"]["supervised"]
 
 
-def test_a_fixed_graph_from_another_dataset_is_refused(tmp_path):
-    run(quick("supervised", epochs=1), tmp_path / "earlier")
-    config = resolve("four-spins", 12, "pi+sntg", epochs=1, graph="fixed", fixed_from=str(tmp_path / "earlier"))
-    with pytest.raises(UsageError, match="dataset = two-moons, and this run has dataset = four-spins"):
-        train([config])
-
-
-@pytest.mark.parametrize(("key", "value"), [("seed", 3), ("labels", 20)])
-def test_a_fixed_graph_from_another_split_is_refused(tmp_path, key, value):
-    """It may know labels that are hidden from this run."""
-    run(quick("supervised", epochs=1), tmp_path / "earlier")
-    config = replace(quick("pi+sntg", graph="fixed", fixed_from=str(tmp_path / "earlier")), **{key: value})
-    with pytest.raises(UsageError, match=f"and this run has {key} = {value}"):
-        train([config])
-
-
-def test_translation_moves_the_images_in_training():
-    settings = {"epochs": 1, "batch": 1198, "noise": 0.0, "dropout": 0.0}
-    plain, moved = (train([resolve("digits", 20, "supervised", translate=t, **settings)])[0] for t in (0, 2))
-    assert plain.history[0]["loss"] != moved.history[0]["loss"]
+def test_images_are_moved_and_mirrored_in_training():
+    losses = [first_loss(), first_loss(translate=2), first_loss(flip=True), first_loss(translate=2, padding="zero")]
+    assert len({round(loss, 5) for loss in losses}) == 4
 
 
 def test_no_run_at_all_is_refused():
     with pytest.raises(UsageError, match="no run to train"):
         train([])
+
+
+# --- step by step ----------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_is_as_many_whole_batches_as_the_points_make_or_as_many_steps_as_it_says():
+    assert make_stack(quick(batch=900)).epoch_steps == 6
+    assert make_stack(quick(batch=900, epoch_steps=4)).epoch_steps == 4
+    assert make_stack(quick(batch=900, epoch_steps=11)).epoch_steps == 11
+    assert make_stack(quick("supervised", batch=0, labelled_batch=500)).epoch_steps == 12
+    assert make_stack(quick("vat", batch=900)).epoch_steps == 6
+
+
+@pytest.mark.parametrize("batch", [1000, 900])
+def test_an_epoch_is_one_shuffle_of_the_points(monkeypatch, batch):
+    """No row twice; where batches are whole, each row once. Temporal ensembling's targets count on it."""
+    epochs = []
+
+    class Spy(EpochLog):
+        def __init__(self, truth, first_step):
+            super().__init__(truth, first_step)
+            epochs.append([])
+
+        def add(self, batch, terms, seen):
+            epochs[-1] += batch.rows[0].tolist()
+            super().add(batch, terms, seen)
+
+    monkeypatch.setattr(loop, "EpochLog", Spy)
+    train([quick("tempens", epochs=3, batch=batch)])
+    whole = 6000 // batch * batch
+    assert [len(set(rows)) for rows in epochs[:3]] == [len(rows) for rows in epochs[:3]] == [whole] * 3
+
+
+@pytest.mark.parametrize("epoch_steps", [1, 4, 11])
+def test_a_record_comes_at_the_end_of_each_epoch_and_the_last_one_ends_the_run(epoch_steps):
+    config = quick("supervised", epochs=3, epoch_steps=epoch_steps, batch=2000)
+    with own_randomness(config):
+        runs = Stack([config])
+        assert (runs.step, runs.steps, runs.finished) == (0, 3 * epoch_steps, False)
+        came = []
+        while not runs.finished:
+            records = runs.advance()
+            came.append(records is not None)
+            if records:
+                assert (records[0]["epoch"], records[0]["step"]) == (runs.step // epoch_steps, runs.step)
+                assert records[0] == runs.histories[0][-1]
+    assert came == [step % epoch_steps == 0 for step in range(1, 3 * epoch_steps + 1)]
+
+
+@pytest.mark.parametrize("stepwise", [True, False])
+def test_the_schedules_move_with_every_step_or_with_every_epoch(stepwise):
+    settings = {"epochs": 4, "epoch_steps": 3, "batch": 2000, "stepwise": stepwise, "skip_first": False}
+    settings |= {"ramp_up": 2, "ramp_down": 1, "early_epochs": 1, "early_momentum": 0.5, "ema": 0.9, "beta2": 0.95}
+    configs = [quick("pi+sntg", lr=0.01, w_max=500.0, k=0.5, **settings), quick("pi+sntg", lr=0.02, k=0.1, **settings)]
+    with own_randomness(configs[0]):
+        runs = Stack(configs)
+        for step in range(12):
+            e = step / 3 if stepwise else step // 3
+            up = np.exp(-5 * (1 - e / 2) ** 2) if e < 2 else 1.0
+            down = np.exp(-12.5 * (e - 3) ** 2) if e >= 3 else 1.0
+            values = runs.values()
+            assert values.lr.tolist() == pytest.approx([0.01 * up * down, 0.02 * up * down], rel=1e-5)
+            w = [500 * 12 / 6000 * up, 100 * 12 / 6000 * up]
+            assert values.weights["consistency"].tolist() == pytest.approx(w, rel=1e-5)
+            assert values.weights["sntg"].tolist() == pytest.approx([0.5 * w[0], 0.1 * w[1]], rel=1e-5)
+            assert values.beta1 == pytest.approx(0.9 * down + 0.5 * (1 - down))
+            assert (values.ema, values.beta2) == ((0.5, 0.5) if e < 1 else (0.9, 0.95))
+            records = runs.advance()
+            assert runs.optimiser.beta2 == values.beta2
+            if records:  # the last step's
+                assert [r["lr"] for r in records] == pytest.approx(values.lr.tolist(), rel=1e-5)
+                assert records[0]["weight"]["sntg"] == pytest.approx(values.weights["sntg"][0].item(), rel=1e-5)
+
+
+def test_the_averages_momentum_is_the_steps_own(monkeypatch):
+    config = quick("mt", epochs=3, epoch_steps=2, early_epochs=2, early_momentum=0.5, ema=0.9)
+    with own_randomness(config):
+        runs = Stack([config])
+        used = []
+        base = runs.objective.base
+        monkeypatch.setattr(type(base), "after_step", lambda self, ema: used.append(ema))
+        while not runs.finished:
+            runs.advance()
+    assert used == [0.5] * 4 + [0.9] * 2
+
+
+def test_the_first_epoch_has_no_consistency_unless_told():
+    for skip_first, weight in ((True, 0.0), (False, 0.2 * np.exp(-5))):
+        (trained,) = train([quick("pi+sntg", ramp_up=2, skip_first=skip_first)])
+        assert trained.history[0]["weight"]["consistency"] == pytest.approx(weight)
+        assert trained.history[1]["weight"]["consistency"] == pytest.approx(0.2 * np.exp(-5 / 4))
+
+
+def test_methods_that_want_it_get_the_labelled_part_apart_and_the_others_joined():
+    apart, joined = (make_stack(quick(m, batch=50, labelled_batch=6)).batches.next() for m in ("vat", "mt"))
+    assert apart.labelled is not None
+    assert apart.rows.shape == (1, 50)
+    assert joined.labelled is None
+    assert joined.rows.shape == (1, 56)
+    assert joined.unlabelled.sum() == 50
+
+
+# --- stopping and going on -------------------------------------------------------------------------------------------
+
+SIZES = {"epochs": 3, "epoch_steps": 3, "batch": 1500}  # a shuffle is 4 batches: epochs and shuffles end apart
+
+
+def finish(runs):
+    while not runs.finished:
+        runs.advance()
+    return runs.trained()[0]
+
+
+@pytest.mark.parametrize("stop", [0, 3, 5, 8])
+@pytest.mark.parametrize("base", METHODS)
+def test_a_stack_put_back_after_any_step_goes_on_to_the_same_bits(base, stop):
+    config = quick(f"{base}+ent+sntg", ramp_up=2, stepwise=True, **SIZES)
+    with own_randomness(config):
+        runs = Stack([config])
+        for _ in range(stop):
+            runs.advance()
+        state = {name: tensor.clone() for name, tensor in runs.state().items()}
+        histories = [list(history) for history in runs.histories]
+        expected = finish(runs)
+    with own_randomness(replace(config, seed=9)):  # other random numbers, and a start of its own
+        again = Stack([config])
+        again.advance()
+        again.load_state(state, histories)
+        assert again.step == stop
+        found = finish(again)
+    assert found.history == expected.history
+    assert same_weights(found, expected)
+
+
+def test_images_with_running_statistics_go_on_to_the_same_bits_too():
+    config = resolve("digits", 20, "mt", epochs=2, epoch_steps=2, batch=100, normalisation="batch", bn_batches=2)
+    with own_randomness(config):
+        runs = Stack([config])
+        runs.advance()
+        state = {name: tensor.clone() for name, tensor in runs.state().items()}
+        expected = finish(runs)
+        again = Stack([config])
+        again.load_state(state, [[]])
+        found = finish(again)
+    assert found.history == expected.history
+    assert same_weights(found, expected)
+
+
+# --- what a run is evaluated with ------------------------------------------------------------------------------------
+
+FULL_BN = {"normalisation": "batch", "bn_momentum": 0.5, "epochs": 4, "epoch_steps": 1, "batch": 40, "dropout": 0.5}
+
+
+def test_statistics_estimated_for_evaluation_are_those_of_labelled_batches():
+    """As many as it says, of 20 labelled points: so many that each point comes equally often."""
+    config = resolve("digits", 20, "pi", labelled_batch=20, bn_batches=3, **(FULL_BN | {"noise": 0.0, "dropout": 0.0}))
+    with own_randomness(config):
+        runs = Stack([config])
+        runs.advance()
+        running = {name: buffer.clone() for name, buffer in runs.model.named_buffers()}
+        evaluated = runs._evaluated(runs.model)
+    labelled = runs.batches.x[:, runs.batches.labels[0] >= 0]
+    with torch.no_grad():
+        V = evaluated.blocks[0][0].V
+        outputs = torch.nn.functional.conv2d(labelled[0], V[0])
+    estimated = dict(evaluated.blocks[0][0].named_buffers())
+    torch.testing.assert_close(estimated["running_mean"][0], outputs.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(running[name], buffer) for name, buffer in runs.model.named_buffers())
+    assert not torch.equal(running["blocks.0.0.running_mean"], estimated["running_mean"])
+
+
+@pytest.mark.parametrize("method", ["pi", "vat", "mt"])
+def test_evaluation_takes_no_random_numbers_from_training(method):
+    """A run with more evaluations has the same weights, and its own statistics while it trains."""
+    labelled = {"labelled_batch": 8} if method == "vat" else {}
+    often, rarely = (
+        train([resolve("digits", 20, method, bn_batches=2, eval_every=every, **labelled, **FULL_BN)])[0]
+        for every in (1, 9)
+    )
+    assert same_weights(often, rarely)
+    assert [r["loss"] for r in often.history] == [r["loss"] for r in rarely.history]
+    assert often.history[-1]["error"] == rarely.history[-1]["error"]
+    assert [r["error"] is None for r in rarely.history] == [True] * 3 + [False]
+
+
+def test_the_network_returned_is_the_one_that_was_evaluated():
+    config = resolve("digits", 20, "pi", bn_batches=2, **FULL_BN)
+    (trained,) = train([config])
+    assert trained.error == float(error(trained.model, trained.data.test_x, trained.data.test_y))
+    (as_it_ran,) = train([replace(config, bn_batches=0)])
+    assert not same_weights(trained, as_it_ran)
+    parameters = dict(as_it_ran.model.named_parameters())
+    assert all(torch.equal(p, parameters[name]) for name, p in trained.model.named_parameters())
+
+
+# --- points held out, noisy labels, the data's hash ------------------------------------------------------------------
+
+
+def test_points_held_out_leave_training_and_are_tested_on():
+    full, held_out = make_stack(quick()), make_stack(quick(validation=1500))
+    rows = held_out.inputs[0].split.validation
+    stays = torch.ones(6000, dtype=torch.bool)
+    stays[rows] = False
+    assert torch.equal(held_out.batches.x[0], full.batches.x[0][stays])
+    assert torch.equal(held_out.batches.labels[0], full.batches.labels[0][stays])
+    assert torch.equal(held_out.truth[0], full.truth[0][stays])
+    assert torch.equal(held_out.test_x[0], full.batches.x[0][rows])
+    assert torch.equal(held_out.test_y[0], full.truth[0][rows])
+    assert held_out.values().weights["consistency"].item() == pytest.approx(100 * 12 / 4500)
+
+
+@pytest.mark.parametrize("base", METHODS)
+def test_every_method_trains_beside_points_held_out(base):
+    (trained,) = train([quick(f"{base}+sntg", validation=1500)])
+    assert len(trained.data.train_x) == len(trained.labels) == 4500
+    assert trained.history[-1]["step"] == 2 * 4
+    assert trained.error == float(error(trained.model, trained.data.test_x, trained.data.test_y))
+    assert len(trained.data.test_y) == 1500
+
+
+def test_noisy_labels_are_what_training_sees_and_not_what_it_is_measured_by():
+    (noisy,) = train([resolve("two-moons", "all", "pi", epochs=1, batch=6000, label_noise=40.0)])
+    wrong = (noisy.labels != noisy.data.train_y).float().mean().item()
+    assert wrong == pytest.approx(0.2, abs=0.02)  # half of the random classes are the true ones
+    assert torch.equal(noisy.data.train_y, load_dataset("two-moons").train_y)
+
+
+def test_the_hash_of_the_data_is_written_down_and_checked():
+    (trained,) = train([quick("supervised", epochs=1)])
+    assert trained.config.data_hash == load_dataset("two-moons").content_hash
+    (again,) = train([trained.config])
+    assert same_weights(trained, again)
+    with pytest.raises(UsageError, match="two-moons is not what the run was started with"):
+        train([replace(trained.config, data_hash="0" * 64)])

@@ -23,6 +23,7 @@ class Epochs:
 
     def __init__(self, method="pi", graph=None, pairs="half", merge=True, batch=BATCH):
         torch.manual_seed(1)
+        self.batch = batch
         self.truth = torch.randint(CLASSES, (RUNS, N))
         labels = torch.where(torch.rand(RUNS, N) < 0.2, self.truth, -1)
         self.data = Batches(torch.randn(RUNS, N, 2), labels, batch)
@@ -52,7 +53,8 @@ class Epochs:
         """One epoch: the log, and for each step (rows, probabilities, known, labels, pairs)."""
         log, steps = EpochLog(self.truth, first_step=0), []
         self.taught.clear()
-        for batch in self.data.epoch():
+        for _ in range(N // self.batch):
+            batch = self.data.next()
             terms, seen = self.objective(batch)
             log.add(batch, terms, seen)
             p, known = self.taught[-1]
@@ -197,7 +199,24 @@ def test_the_losses_are_each_runs_means_over_the_steps():
 
 def test_the_log_holds_on_to_no_gradients():
     log, _ = Epochs("pi", HardGraph()).run()
-    assert not any(terms.requires_grad for terms in log.terms)
+    assert not any(tensor.requires_grad for tensor in log.state().values())
+
+
+def test_a_long_epoch_loses_no_small_losses():
+    """In float32 a sum of 2^24 would swallow every 1 added to it."""
+    log = make_log()
+    values = [2.0**25] + [1.0] * 64
+    for value in values:
+        log.add(make_batch([0, 1]), {"supervised": torch.tensor([value])}, Seen(None))
+    assert log.means() == [{"supervised": sum(values) / len(values)}]
+
+
+def test_the_means_so_far_are_there_before_the_epoch_ends():
+    log = make_log()
+    assert log.means() == [{}]
+    for value, mean in ((1.0, 1.0), (4.0, 2.5)):
+        log.add(make_batch([0, 1]), {"supervised": torch.tensor([value])}, Seen(None))
+        assert log.means() == [{"supervised": mean}]
 
 
 # --- losses that are no numbers --------------------------------------------------------------------------------------
@@ -229,5 +248,47 @@ def test_a_loss_that_is_no_number_is_named_with_its_step(broken, words):
         log_of([FINE, FINE, broken, worse], first_step=40).check_finite()
 
 
+def test_the_first_step_is_named_whichever_term_breaks_later():
+    """The second term breaks at the second step, the first one at the third."""
+    steps = [FINE, FINE | {"consistency": (math.inf, 0.0)}, {"supervised": (math.nan, 0.1), "consistency": (0.0, 0.0)}]
+    with pytest.raises(DivergenceError, match=r"^the consistency loss became inf at step 2$"):
+        log_of(steps).check_finite()
+
+
+def test_a_loss_that_comes_back_is_still_reported():
+    with pytest.raises(DivergenceError, match=r"^the supervised loss became nan at step 1$"):
+        log_of([{"supervised": (math.nan, 0.1), "consistency": (0.0, 0.0)}, FINE, FINE]).check_finite()
+
+
 def test_large_but_finite_losses_pass():
     log_of([FINE, FINE]).check_finite()
+
+
+# --- stopping and going on -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [0, 1, 5, N // BATCH - 1])
+def test_a_log_put_back_in_mid_epoch_ends_with_the_same_figures(at):
+    epochs = Epochs("pi", HardGraph())
+    log, other = EpochLog(epochs.truth, first_step=7), EpochLog(epochs.truth, first_step=0)
+    for step in range(N // BATCH):
+        if step == at:
+            other.load_state({name: tensor.clone() for name, tensor in log.state().items()})
+        batch = epochs.data.next()
+        terms, seen = epochs.objective(batch)
+        for one in [log] + [other] * (step >= at):
+            one.add(batch, terms, seen)
+    assert other.summaries() == log.summaries()
+    assert other.first_step == 7
+
+
+@pytest.mark.parametrize("broken_first", [True, False])
+def test_a_log_put_back_still_knows_the_step_a_loss_broke_in(broken_first):
+    broken = {"supervised": (0.1, math.inf), "consistency": (0.0, 0.0)}
+    steps = [broken, FINE] if broken_first else [FINE, broken]
+    before = log_of(steps[:1], first_step=40)
+    after = log_of([])
+    after.load_state(before.state())
+    after.add(make_batch([0, 1], [0, 1]), {name: torch.tensor(v) for name, v in steps[1].items()}, Seen(None))
+    with pytest.raises(DivergenceError, match=f"^the supervised loss became inf at step {41 if broken_first else 42}$"):
+        after.check_finite()

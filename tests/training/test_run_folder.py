@@ -5,19 +5,24 @@ import os
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import sntg
+from sntg.data import Split
 from sntg.errors import DivergenceError, UsageError
 from sntg.models import Output
 from sntg.training import RunFolder, load, resolve, run
 from sntg.training.evaluation import error
-from sntg.training.run_folder import read_config, save_weights, write_text
+from sntg.training.run_folder import LOCK, check_free, read_config, save_tensors, write_text
 
 CONFIG = resolve("two-moons", 12, "pi+sntg", seed=3, epochs=2, batch=1000, n_pairs=5, pairs="random")
+
+
+SPLIT = Split(torch.tensor([-1, 1, 0, -1]), torch.tensor([3]))
 
 
 @pytest.fixture(scope="module")
@@ -42,32 +47,59 @@ def refusal(what, *arguments):
 # --- a new folder ----------------------------------------------------------------------------------------------------
 
 
+def started(path, split=SPLIT):
+    folder = RunFolder(path)
+    with folder.locked():
+        folder.start(CONFIG, split)
+    return folder
+
+
 @pytest.mark.parametrize("name", ["new", "a/b/c"])
 def test_nothing_is_written_before_the_start(tmp_path, name):
     folder = RunFolder(tmp_path / name)
+    check_free(folder.path)
     assert list(tmp_path.iterdir()) == []
-    folder.start(CONFIG)
-    assert [p.name for p in (tmp_path / name).iterdir()] == ["config.json"]
+    started(tmp_path / name)
+    assert sorted(p.name for p in (tmp_path / name).iterdir()) == [LOCK, "config.json", "split.txt", "validation.txt"]
 
 
-def test_an_empty_folder_may_be_used(tmp_path):
-    RunFolder(str(tmp_path)).start(CONFIG)
+def test_the_split_is_written_with_what_it_is_of(tmp_path):
+    started(tmp_path / "run")
+    assert (tmp_path / "run/split.txt").read_text().splitlines() == [
+        "# two-moons, 12 labels, seed 3, balanced",
+        "# index class",
+        "1 1",
+        "2 0",
+    ]
+    assert (tmp_path / "run/validation.txt").read_text().splitlines()[2:] == ["3"]
+
+
+def test_without_points_held_out_there_is_no_list_of_them(tmp_path):
+    started(tmp_path / "run", Split(SPLIT.labels, torch.zeros(0, dtype=torch.long)))
+    assert not (tmp_path / "run/validation.txt").exists()
+
+
+def test_an_empty_folder_may_be_used_and_one_that_was_locked_only(tmp_path):
+    with RunFolder(str(tmp_path)).locked():
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == [LOCK]
+    started(str(tmp_path))
     assert (tmp_path / "config.json").exists()
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".hidden").touch()
-    assert refusal(RunFolder, tmp_path / "run") == (
-        f"the output folder {str(tmp_path / 'run')!r} is not empty: choose a new one"
-    )
+    message = f"the output folder {str(tmp_path / 'run')!r} is not empty: choose a new one"
+    assert refusal(check_free, tmp_path / "run") == message
+    assert refusal(started, tmp_path / "run") == message
 
 
 @pytest.mark.parametrize("below", ["", "run", "deep/run"])
 def test_a_file_in_the_way_is_named(tmp_path, below):
     file = tmp_path / "file"
     file.write_text("mine")
-    message = refusal(RunFolder, file / below if below else file)
+    message = refusal(check_free, file / below if below else file)
     assert message.endswith(f"cannot be made: {str(file)!r} is a file")
     assert file.read_text() == "mine"
 
@@ -79,7 +111,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
-    message = refusal(RunFolder, tmp_path / "run")
+    message = refusal(check_free, tmp_path / "run")
     assert message == f"the output folder {str(tmp_path / 'run')!r} cannot be written: Permission denied"
 
 
@@ -87,18 +119,66 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
 def test_a_folder_without_permission_is_refused(tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
-    assert "Permission denied" in refusal(RunFolder, closed / "run")
+    assert "Permission denied" in refusal(check_free, closed / "run")
 
 
 def test_a_folder_that_vanishes_before_the_start_is_told_in_a_sentence(tmp_path):
-    folder = RunFolder(tmp_path / "run")
+    check_free(tmp_path / "run")
     (tmp_path / "run").write_text("somebody was quicker")
-    assert "cannot be written: File exists" in refusal(folder.start, CONFIG)
+    assert "cannot be written: File exists" in refusal(started, tmp_path / "run")
+
+
+def test_a_disk_that_is_full_at_the_start_is_told_in_a_sentence(tmp_path, monkeypatch):
+    def fail(path, text):
+        raise OSError(28, "No space left on device")
+
+    def refuse(path, rows, header):
+        raise UsageError("the split file cannot be written")
+
+    monkeypatch.setattr("sntg.training.run_folder.write_text", fail)
+    assert refusal(started, tmp_path / "run") == (
+        f"the output folder {str(tmp_path / 'run')!r} cannot be written: No space left on device"
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr("sntg.training.run_folder.write_rows", refuse)
+    assert refusal(started, tmp_path / "run") == "the split file cannot be written"
+    monkeypatch.undo()
+    started(tmp_path / "run")  # nothing was left in the way
 
 
 def test_the_check_leaves_nothing_behind(tmp_path):
-    RunFolder(tmp_path)
+    check_free(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+# --- one at a time ---------------------------------------------------------------------------------------------------
+
+
+def lock(folder):
+    with folder.locked():
+        pass
+
+
+def test_a_folder_somebody_is_at_work_on_is_refused_until_they_are_done(tmp_path):
+    with RunFolder(tmp_path).locked():
+        message = refusal(lock, RunFolder(tmp_path))
+        assert message == f"another process is at work on the run {str(tmp_path)!r}: let it finish first"
+    lock(RunFolder(tmp_path))
+
+
+def test_the_lock_is_given_back_after_an_error(tmp_path):
+    def fail():
+        with RunFolder(tmp_path).locked():
+            raise OSError(28, "No space left on device", str(tmp_path))
+
+    with pytest.raises(OSError, match="No space left"):  # as it was raised, not as a folder that cannot be written
+        fail()
+    lock(RunFolder(tmp_path))
+
+
+def test_two_runs_may_go_on_beside_each_other(tmp_path):
+    with RunFolder(tmp_path / "a").locked():
+        lock(RunFolder(tmp_path / "b"))
 
 
 # --- what is in it ---------------------------------------------------------------------------------------------------
@@ -106,19 +186,30 @@ def test_the_check_leaves_nothing_behind(tmp_path):
 
 def test_a_finished_run_has_its_files_and_no_partial_ones(finished):
     names = sorted(str(p.relative_to(finished[0])) for p in finished[0].rglob("*") if p.is_file())
-    assert names == ["config.json", "figures/curves.png", "figures/decisions.png", "metrics.jsonl", "model.safetensors"]
+    figures = ["figures/curves.png", "figures/decisions.png"]
+    tensors = ["features.safetensors", "model.safetensors"]
+    assert names == sorted([LOCK, "config.json", "metrics.jsonl", "split.txt", *figures, *tensors])
+    assert not (finished[0] / "checkpoints").exists()
 
 
 def test_the_config_holds_every_value_and_reads_back_equal(finished):
     values = json.loads((finished[0] / "config.json").read_text())
-    assert values == CONFIG.as_dict()
-    assert read_config(finished[0]) == CONFIG
+    content = sntg.load_dataset("two-moons", seed=3).content_hash
+    assert values == CONFIG.as_dict() | {"data_hash": content, "overridden": list(CONFIG.overridden)}
+    assert read_config(finished[0]) == replace(CONFIG, data_hash=content) == finished[1].config
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "figures/curves.png"])
+def test_a_run_is_finished_when_its_weights_and_its_last_figure_are_there(copy, missing):
+    assert RunFolder(copy).finished
+    (copy / missing).unlink()
+    assert not RunFolder(copy).finished
 
 
 def test_a_run_made_on_a_gpu_reads_on_a_machine_without_one(copy):
     values = json.loads((copy / "config.json").read_text()) | {"device": "cuda"}
     (copy / "config.json").write_text(json.dumps(values))
-    assert read_config(copy) == CONFIG
+    assert read_config(copy) == replace(CONFIG, data_hash=values["data_hash"])
 
 
 def test_the_metrics_are_one_json_object_an_epoch(finished):
@@ -135,16 +226,29 @@ def test_the_metrics_are_one_json_object_an_epoch(finished):
         "graph_precision",
         "graph_recall",
         "student_error",
+        "ema_error",
         "error",
     ]
 
 
 def test_a_line_of_metrics_is_there_as_soon_as_it_is_added(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.start(CONFIG)
+    folder = started(tmp_path / "run")
     for epoch in (1, 2):
         folder.add_metrics({"epoch": epoch})
         assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == epoch
+
+
+def test_metrics_put_back_are_to_the_byte_what_was_added(tmp_path):
+    folder = started(tmp_path / "run")
+    records = [{"epoch": epoch, "error": 0.1 * epoch, "teacher_error": None} for epoch in (1, 2, 3)]
+    for record in records:
+        folder.add_metrics(record)
+    lines = (tmp_path / "run/metrics.jsonl").read_bytes().splitlines(keepends=True)
+    for count in (3, 1, 0):
+        folder.set_metrics(json.loads(json.dumps(records[:count])))
+        assert (tmp_path / "run/metrics.jsonl").read_bytes() == b"".join(lines[:count])
+    folder.add_metrics(records[0])
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == lines[0]
 
 
 def test_the_weights_are_those_of_the_trained_model(finished):
@@ -154,17 +258,22 @@ def test_the_weights_are_those_of_the_trained_model(finished):
     assert all(torch.equal(saved[name], state[name]) for name in state)
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatch, error):
     path = tmp_path / "file.txt"
     write_text(path, "old")
+    write = type(path).write_bytes
 
-    def fail(self, text, encoding):
-        raise OSError(28, "No space left on device")
+    def fail(self, content):
+        write(self, content[:1])
+        raise error
 
-    monkeypatch.setattr(type(path), "write_text", fail)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(type(path), "write_bytes", fail)
+    with pytest.raises(type(error)):
         write_text(path, "new")
-    assert path.read_text() == "old"
+    with pytest.raises(type(error)):
+        save_tensors({"w": torch.ones(2)}, tmp_path / "w.safetensors")
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"file.txt": "old"}
 
 
 # --- giving it back --------------------------------------------------------------------------------------------------
@@ -175,6 +284,12 @@ def test_a_loaded_model_has_the_error_of_the_last_line_of_metrics(finished):
     data = sntg.load_dataset("two-moons", seed=3)
     last = json.loads((finished[0] / "metrics.jsonl").read_text().splitlines()[-1])
     assert float(error(model, data.test_x, data.test_y)) == last["error"] == finished[1].error
+
+
+def test_a_model_is_loaded_without_its_data(finished, monkeypatch):
+    for module in ("sntg.training.inputs", "sntg.data"):
+        monkeypatch.setattr(sys.modules[module], "load_dataset", lambda *a: pytest.fail("the data were wanted"))
+    assert sntg.load(finished[0])(torch.zeros(1, 2)).logits.shape == (1, 2)
 
 
 def test_a_loaded_model_gives_logits_and_features_without_noise(finished):
@@ -286,8 +401,7 @@ def test_weights_of_another_network_are_refused_in_one_sentence(copy, change):
 
 
 def test_weights_of_a_transposed_tensor_are_saved_whole(tmp_path):
-    net = torch.nn.Linear(2, 3)
-    net.weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3).T)
-    save_weights(net, tmp_path / "w.safetensors")
-    assert torch.equal(load_file(tmp_path / "w.safetensors")["weight"], net.weight)
+    weight = torch.arange(6.0).reshape(2, 3).T
+    save_tensors({"weight": weight}, tmp_path / "w.safetensors")
+    assert torch.equal(load_file(tmp_path / "w.safetensors")["weight"], weight)
     assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]

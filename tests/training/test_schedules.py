@@ -7,7 +7,7 @@ import references as reference
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sntg.training.schedules import Schedule, ramp_down, ramp_up
+from sntg.training.schedules import Schedule, linear_decay, ramp_down, ramp_up
 
 EPOCHS = range(300)
 SVHN = Schedule(epochs=300, lr_max=1e-3, w_max=30.0, label_factor=1000 / 73257)
@@ -129,3 +129,69 @@ def test_the_ramps_move_with_the_number_of_epochs():
     synthetic = Schedule(epochs=500, lr_max=1.0, w_max=1.0, ramp_down=83)
     assert synthetic.lr(417) == 1
     assert synthetic.lr(450) == pytest.approx(math.exp(-12.5 * (33 / 83) ** 2), rel=1e-14)
+
+
+# --- the first epoch, steps, and the other end -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("skip_first", "ramp_up", "first"), [(True, 80, 0.0), (False, 80, math.exp(-5)), (True, 0, 1)])
+def test_the_first_epoch_has_no_consistency_where_there_is_a_ramp_and_it_says_so(skip_first, ramp_up, first):
+    schedule = Schedule(epochs=300, lr_max=1.0, w_max=8.0, ramp_up=ramp_up, skip_first=skip_first)
+    weights = schedule.weights(0)
+    assert weights["consistency"] == pytest.approx(8 * first)
+    assert weights["sntg"] == pytest.approx(0.4 * 8 * first)
+    assert weights["entropy"] == pytest.approx(8 * first)
+    assert weights["supervised"] == 1
+
+
+def test_the_whole_first_epoch_is_without_consistency_step_by_step_too():
+    stepwise = Schedule(epochs=300, lr_max=1.0, w_max=8.0)
+    assert [stepwise.w(step / 500) for step in range(500)] == [0.0] * 500
+    assert stepwise.w(1.0) == pytest.approx(8 * math.exp(-5 * (79 / 80) ** 2))
+
+
+@pytest.mark.parametrize("step", [0, 1, 399, 20_000, 39_999, 40_000, 124_999, 125_000, 137_500, 149_999])
+def test_step_by_step_the_ramps_are_those_of_the_steps(step):
+    """Mean Teacher's 150k steps in epochs of 500: the ramps are 40k and 25k steps long."""
+    schedule = Schedule(epochs=300, lr_max=3e-3, w_max=100.0, label_factor=0.08, skip_first=False)
+    up = math.exp(-5 * (1 - step / 40_000) ** 2) if step < 40_000 else 1.0
+    down = math.exp(-12.5 * ((step - 125_000) / 25_000) ** 2) if step >= 125_000 else 1.0
+    epoch = step / 500
+    assert schedule.lr(epoch) == pytest.approx(3e-3 * up * down, rel=1e-12)
+    assert schedule.w(epoch) == pytest.approx(8 * up, rel=1e-12)
+    assert schedule.beta1(epoch) == pytest.approx(down * 0.9 + (1 - down) * 0.5, rel=1e-12)
+
+
+VAT = Schedule(epochs=500, lr_max=1e-3, w_max=1.0, ramp_up=0, ramp_down=40, decay="linear")
+
+
+@pytest.mark.parametrize(
+    ("step", "share"), [(0, 1.0), (183_999, 1.0), (184_000, 1.0), (188_000, 0.75), (192_000, 0.5), (199_999, 1 / 16000)]
+)
+def test_a_linear_decay_goes_in_a_straight_line_to_zero(step, share):
+    """VAT's 200k steps in epochs of 400: constant until step 184k."""
+    assert VAT.lr(step / 400) == pytest.approx(1e-3 * share, rel=1e-9)
+    assert VAT.w(step / 400) == 1
+
+
+def test_with_a_linear_decay_beta1_jumps_when_it_starts():
+    assert [VAT.beta1(step / 400) for step in (0, 183_999, 184_000, 199_999)] == [0.9, 0.9, 0.5, 0.5]
+
+
+@given(st.floats(0, 100), st.integers(0, 100))
+def test_a_linear_decay_falls_from_1_to_0(epoch, length):
+    value = linear_decay(epoch, 100, length)
+    assert 0 <= value <= 1
+    assert value == (1 if length == 0 or epoch <= 100 - length else pytest.approx((100 - epoch) / length))
+
+
+def test_the_early_momentum_stands_in_for_both_momenta_until_its_time_is_over():
+    schedule = Schedule(epochs=360, lr_max=1.0, w_max=1.0, ema=0.997, beta2=0.998, early_momentum=0.99, early_epochs=80)
+    assert [schedule.momenta(epoch) for epoch in (0, 79, 79.998)] == [(0.99, 0.99)] * 3
+    assert [schedule.momenta(epoch) for epoch in (80, 80.002, 359)] == [(0.997, 0.998)] * 3
+
+
+def test_without_an_early_time_the_momenta_are_constant():
+    schedule = Schedule(epochs=300, lr_max=1.0, w_max=1.0, ema=0.9, beta2=0.8)
+    assert {schedule.momenta(epoch) for epoch in EPOCHS} == {(0.9, 0.8)}
+    assert SVHN.momenta(0) == (0.999, 0.999)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,8 @@ def test_a_worker_reports_every_epoch_under_its_runs_number(monkeypatch):
     config = resolve("two-moons", 12, "supervised", epochs=3, batch=6000)
     trained = workers._train(5, config)
     assert [news.get_nowait() for _ in range(3)] == [(5, 1), (5, 2), (5, 3)]
-    assert trained.config == config
+    assert trained.config == replace(config, data_hash=trained.data.content_hash)
+    assert trained.config.data_hash
 
 
 def ended(result=None, error=None):

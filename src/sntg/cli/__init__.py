@@ -12,7 +12,7 @@ __all__ = ["app", "main"]
 def main() -> None:
     """Runs the command line; what a person can cause ends in one sentence, never in a traceback.
 
-    Exit codes: 0 done, 1 a run that failed, 2 bad usage, 130 interrupted.
+    Exit codes: 0 done, 1 a run that failed, 2 bad usage, 130 stopped by Ctrl-C, 143 by SIGTERM.
     """
     try:
         app()

@@ -3,17 +3,22 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import sntg
-from sntg.cli.progress import train_with_progress
-from sntg.data import CATALOGUE
+from sntg.cli.data import data_app, dataset_rows
+from sntg.cli.progress import resume_with_progress, train_with_progress
+from sntg.cli.splits import export_split
+from sntg.cli.tables import model_rows, recipe_rows
+from sntg.data import data_folder
 from sntg.demo import run_demo
+from sntg.errors import UsageError
 from sntg.methods import METHODS, MethodName
 from sntg.terminal import print_table
 from sntg.training import read_setting, resolve
+from sntg.training.config import default_device
 
 app = typer.Typer(
     help="Smooth Neighbors on Teacher Graphs: good classifiers from a handful of labels.",
@@ -21,7 +26,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(data_app, name="data")
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+DatasetName = Annotated[str, typer.Argument(help="A dataset by name; see `sntg datasets`.")]
+Labels = Annotated[str, typer.Option(help="How many labels to keep, evenly over the classes, or `all`.")]
+Seed = Annotated[int, typer.Option(help="Decides the labels, the initial weights and every random draw.")]
+Data = Annotated[str, typer.Option(help="The folder with the datasets; by default $SNTG_DATA, or a cache folder.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
+]
 
 
 def _version(wanted: bool) -> None:
@@ -41,19 +55,65 @@ def _root(
 
 @app.command()
 def train(
-    dataset: Annotated[str, typer.Argument(help="A dataset by name; see `sntg datasets`.")],
-    labels: Annotated[int, typer.Option(help="How many labels to keep, evenly over the classes.")],
-    out: Annotated[Path, typer.Option(help="A new folder for the run.")],
+    dataset: DatasetName,
+    labels: Labels = "",
     method: Annotated[str, typer.Option(help="A method by name; see `sntg methods`.")] = "pi+sntg",
-    seed: Annotated[int, typer.Option(help="Decides the labels, the initial weights and every random draw.")] = 0,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="A new folder for the run; by default runs/DATASET-LABELS-METHOD-SEED.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, or cuda where there is a GPU.")] = "cpu",
+    settings: Settings = None,
+    data: Data = "",
+    validation: Annotated[
+        int, typer.Option(help="Hold out this many training points and test on them instead of the test set.")
+    ] = 0,
+    split: Annotated[
+        str, typer.Option(help="An index file that says which points keep their labels; see `sntg split`.")
+    ] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")] = "auto",
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars and features for it too.")] = False,
 ) -> None:
     """Train one run and write its settings, metrics, weights and figures into a new folder."""
-    config = resolve(dataset, labels, method, seed, device=device, **dict(read_setting(s) for s in settings or []))
-    train_with_progress(config, out)
+    places: dict[str, Any] = {"device": default_device() if device == "auto" else device, "data": data}
+    places |= {"validation": validation, "split_file": split, "tensorboard": tensorboard}
+    config = resolve(dataset, _labels(labels, split), method, seed, **places, **_read(settings))
+    name = f"{config.dataset}-{config.labels}-{config.method}-{config.seed}"
+    train_with_progress(config, out or Path("runs") / name)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="The folder of an interrupted run.")],
+    data: Data = "",
+) -> None:
+    """Go on with an interrupted run, to the same result as if nothing had happened."""
+    resume_with_progress(run, data)
+
+
+@app.command()
+def recipe(
+    dataset: DatasetName,
+    method: Annotated[str, typer.Argument(help="A method by name; see `sntg methods`.")],
+    labels: Labels = "",
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Show every setting of a run and where its value comes from."""
+    _show(recipe_rows(dataset, method, _labels(labels, ""), _read(settings)), as_json)
+
+
+@app.command()
+def split(
+    dataset: DatasetName,
+    labels: Labels,
+    out: Annotated[Path, typer.Option(help="The index file to write.")],
+    seed: Seed = 0,
+    kind: Annotated[str, typer.Option(help="balanced, or unbalanced.")] = "balanced",
+    noise: Annotated[float, typer.Option(help="Percent of the labels to replace by random ones.")] = 0.0,
+    data: Data = "",
+) -> None:
+    """Write which training points keep their labels into an index file; `sntg train --split` reads it."""
+    print(export_split(dataset, _labels(labels, ""), seed, kind, noise, data, out))
 
 
 @app.command()
@@ -77,15 +137,39 @@ def methods(as_json: Json = False) -> None:
 
 
 @app.command()
-def datasets(as_json: Json = False) -> None:
-    """List the datasets."""
-    _show(
-        [
-            {"dataset": e.name, "training": e.points, "test": e.test_points, "classes": e.classes, "what": e.line}
-            for e in CATALOGUE.values()
-        ],
-        as_json,
-    )
+def datasets(as_json: Json = False, data: Data = "") -> None:
+    """List the datasets, and which of them are on disk."""
+    _show(dataset_rows(data_folder(data)), as_json)
+
+
+@app.command()
+def models(
+    image: Annotated[str, typer.Option("--input", help="Channels x height x width of the images.")] = "3x32x32",
+    classes: Annotated[int, typer.Option(help="The number of classes.")] = 10,
+    normalisation: Annotated[str, typer.Option(help="mean-only, batch or batch-logits.")] = "mean-only",
+    as_json: Json = False,
+) -> None:
+    """Show the networks layer by layer: shapes and parameter counts."""
+    tables = model_rows(image, classes, normalisation)
+    if as_json:
+        typer.echo(json.dumps(tables, indent=2))
+    else:
+        for name, rows in tables.items():
+            print_table(rows, title=name)
+
+
+def _labels(text: str, split_file: str) -> int | str:
+    if split_file or text == "all":
+        return "all"
+    if not text:
+        raise UsageError("say how many labels to keep: --labels 4000, or --labels all")
+    if not text.lstrip("-").isdigit():
+        raise UsageError(f"--labels {text!r} is neither a whole number nor `all`")
+    return int(text)
+
+
+def _read(settings: list[str] | None) -> dict[str, Any]:
+    return dict(read_setting(s) for s in settings or [])
 
 
 def _show(rows: Sequence[Mapping[str, object]], as_json: bool) -> None:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 
 from sntg.figures.style import COLOURS, save
 
 PERPLEXITY = 36  # the paper's, for its MNIST figure
+MOST_FOR_TSNE = 2000  # beyond that t-SNE takes minutes; the paper's CIFAR-10 figure shows principal components too
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,14 @@ class Embedding:
 
 
 def project(features: np.ndarray) -> np.ndarray:
-    """The features in two dimensions, by t-SNE started from their principal components.
+    """The features in two dimensions, by t-SNE started from their principal components, or by those alone if many.
 
     >>> project(np.random.default_rng(0).normal(size=(120, 5))).shape
     (120, 2)
     """
+    if len(features) > MOST_FOR_TSNE:
+        components: np.ndarray = PCA(2, random_state=0).fit_transform(features)
+        return components
     projected: np.ndarray = TSNE(perplexity=PERPLEXITY, init="pca", random_state=0).fit_transform(features)
     return projected
 

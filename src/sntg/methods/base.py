@@ -1,13 +1,16 @@
 """What a method is: passes through the network, and the loss terms they give.
 
 A method knows nothing of weights, ramps or optimisers. It says which views of a batch it looks at, what the teacher's
-target is, and which terms follow; what the terms weigh is the schedule's business.
+target is, and which terms follow; what the terms weigh is the schedule's business. Every method keeps an exponential
+average of the student's weights: evaluation reports it beside the student, and for Mean Teacher it is the teacher.
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sntg.models import Classifier, Output
@@ -18,13 +21,15 @@ class Batch:
     """One step's data, of every run of the stack.
 
     x (runs, n, *event); labels (runs, n) with -1 for unlabelled; rows (runs, n), their numbers in the training set.
-    For methods with `separate_labelled`, a second batch of labelled rows only.
+    labelled: for methods with `separate_labelled`, a second batch of labelled rows only.
+    unlabelled: (n,), False for rows that are there for their label alone and stay out of the consistency; None = none.
     """
 
     x: Tensor
     labels: Tensor
     rows: Tensor
     labelled: "Batch | None" = None
+    unlabelled: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,12 @@ class Setup:
     """What a method is made from."""
 
     model: Classifier
-    augment: Augment
+    augment: Augment  # what differs from view to view: translation
     consistency: Consistency
     points: int  # N, the size of the training set
     classes: int
     options: Mapping[str, Any]  # the run's settings by name; a method reads its own
+    flip: Augment = lambda x: x  # what two views may share
 
 
 class Method:
@@ -69,7 +75,13 @@ class Method:
     def __init__(self, setup: Setup) -> None:
         self.model = setup.model
         self.augment = setup.augment
+        self.flip = setup.flip
         self.consistency = setup.consistency
+        self.average = deepcopy(setup.model).requires_grad_(False)
+
+    def view(self, x: Tensor) -> Tensor:
+        """A view of the batch with a flip and a translation of its own."""
+        return self.augment(self.flip(x))
 
     def passes(self, batch: Batch) -> Passes:
         """Evaluates the networks on a batch and names the loss terms."""
@@ -79,12 +91,26 @@ class Method:
         """The probabilities the graph is built from; called only when there is a graph to build."""
         return passes.target
 
-    def after_step(self) -> None:
-        """Called after every optimiser step."""
+    @torch.no_grad()
+    def after_step(self, ema: float) -> None:
+        """Called after every optimiser step: theta' <- ema theta' + (1 - ema) theta."""
+        torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - ema)
 
     def after_epoch(self) -> None:
         """Called after every epoch."""
 
-    def reported(self) -> Classifier:
-        """The network whose error is the method's result."""
-        return self.model
+    @torch.no_grad()
+    def averaged(self) -> Classifier:
+        """The averaged weights, with the student's running statistics."""
+        torch._foreach_copy_(list(self.average.buffers()), list(self.model.buffers()))
+        return self.average
+
+    def state(self) -> dict[str, Tensor]:
+        """What the method carries from step to step, for a checkpoint."""
+        return {f"average.{name}": tensor for name, tensor in self.average.state_dict().items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Goes back to what `state` gave."""
+        prefix = "average."
+        average = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+        self.average.load_state_dict(average)

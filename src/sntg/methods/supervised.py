@@ -18,9 +18,9 @@ class Supervised(Method):
     line = "cross-entropy on the labelled points alone"
 
     def passes(self, batch: Batch) -> Passes:
-        student = self.model(self.augment(batch.x))
+        student = self.model(self.view(batch.x))
         return Passes(student, None, {"supervised": cross_entropy(student.logits, batch.labels)})
 
     def teacher(self, batch: Batch, passes: Passes) -> Tensor:
         with torch.no_grad(), frozen_statistics(self.model):
-            return F.softmax(self.model(self.augment(batch.x)).logits, -1)
+            return F.softmax(self.model(self.view(batch.x)).logits, -1)

@@ -4,6 +4,8 @@ Z <- alpha Z + (1 - alpha) z once an epoch, for the rows the epoch visited; the 
 row's own number of visits. A row never visited has no target and stays out of the consistency and the graph.
 """
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,11 +25,11 @@ class TemporalEnsembling(Method):
         self.Z: Tensor | None = None  # made at the first batch, which shows the runs and the device
 
     def passes(self, batch: Batch) -> Passes:
-        student = self.model(self.augment(batch.x))
+        student = self.model(self.view(batch.x))
         target, known = self.targets(batch.rows)
         terms = {
             "supervised": cross_entropy(student.logits, batch.labels),
-            "consistency": self.consistency(student.logits, target, known),
+            "consistency": self.consistency(student.logits, target, _both(known, batch.unlabelled)),
         }
         self._note(batch.rows, F.softmax(student.logits.detach(), -1))
         return Passes(student, target, terms, known)
@@ -50,6 +52,17 @@ class TemporalEnsembling(Method):
         self.visits += self.seen
         self.seen.zero_()
 
+    def state(self) -> dict[str, Tensor]:
+        if self.Z is None:
+            return super().state()
+        return super().state() | {"Z": self.Z, "z": self.z, "seen": self.seen, "visits": self.visits}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state(state)
+        self.Z = None  # as before the first batch
+        if "Z" in state:
+            self.Z, self.z, self.seen, self.visits = (state[name] for name in ("Z", "z", "seen", "visits"))
+
     def _make_store(self, rows: Tensor) -> None:
         points, classes = self.store
         shape = (*rows.shape[:-1], points)
@@ -63,3 +76,7 @@ class TemporalEnsembling(Method):
         # The store is float32 for 16-bit networks too.
         self.z.scatter_(-2, rows[..., None].expand_as(z), z.to(self.z.dtype))
         self.seen.scatter_(-1, rows, True)
+
+
+def _both(known: Tensor, unlabelled: Tensor | None) -> Tensor:
+    return known if unlabelled is None else known & unlabelled

@@ -26,8 +26,8 @@ class VAT(Method):
 
     def passes(self, batch: Batch) -> Passes:
         assert batch.labelled is not None
-        supervised = cross_entropy(self.model(self.augment(batch.labelled.x)).logits, batch.labelled.labels)
-        x, events = self.augment(batch.x), self.model.event_dims
+        supervised = cross_entropy(self.model(self.view(batch.labelled.x)).logits, batch.labelled.labels)
+        x, events = self.view(batch.x), self.model.event_dims
         with shared_noise(self.model), frozen_statistics(self.model):
             clean = self.model(x)
             direction = adversarial_direction(lambda x: self.model(x).logits, x, events, self.power_iterations, self.xi)

@@ -2,12 +2,15 @@
 
 from sntg.training.adam import Adam
 from sntg.training.config import Config, read_setting
-from sntg.training.loop import Record, Trained, train
+from sntg.training.inputs import Inputs, load_inputs
+from sntg.training.loop import Record, Stack, Trained, train
 from sntg.training.recipes import recipe, resolve
-from sntg.training.run import run
+from sntg.training.run import config_to_resume, resume, run
 from sntg.training.run_folder import RunFolder, load
 from sntg.training.schedules import Schedule, ramp_down, ramp_up
+from sntg.training.stopping import Stopped
 from sntg.training.workers import train_all
 
-__all__ = ["Adam", "Config", "Record", "RunFolder", "Schedule", "Trained", "load", "ramp_down", "ramp_up"]
-__all__ += ["read_setting", "recipe", "resolve", "run", "train", "train_all"]
+__all__ = ["Adam", "Config", "Inputs", "Record", "RunFolder", "Schedule", "Stack", "Stopped", "Trained"]
+__all__ += ["config_to_resume", "load", "load_inputs", "ramp_down", "ramp_up", "read_setting", "recipe", "resolve"]
+__all__ += ["resume", "run", "train", "train_all"]

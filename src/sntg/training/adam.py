@@ -7,7 +7,7 @@ All parameters live in one flat tensor, and so do their gradients: small nets ha
 operation on all of them costs little more than an operation on one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,16 @@ class Adam:
         rate = (lr[self.run_of] if isinstance(lr, Tensor) and lr.numel() > 1 else lr) * correction
         self.theta.sub_(self.v.sqrt().add_(self.eps).reciprocal_().mul_(self.m).mul_(rate))
         self.gradient.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        """The moments and the number of steps, for a checkpoint; the parameters are the model's to save."""
+        return {"m": self.m, "v": self.v, "steps": torch.tensor(self.steps)}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Goes back to what `state` gave."""
+        self.m.copy_(state["m"])
+        self.v.copy_(state["v"])
+        self.steps = int(state["steps"])
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         """The flat tensor's parts in the parameters' shapes."""

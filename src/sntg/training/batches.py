@@ -1,6 +1,6 @@
-"""Batches of a stack of runs, drawn on the device: shuffle all points, cut into batches, drop the partial last one."""
+"""Batches of a stack of runs, drawn on the device from endless streams of shuffled rows."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -8,42 +8,87 @@ from torch import Tensor
 from sntg.methods import Batch
 
 
+class Shuffled:
+    """An endless stream of a set of rows, (runs, rows), `n` at a time: shuffle, cut into batches, drop the partial last
+    one, shuffle again. Fewer rows than a batch wants are repeated within it, each as often as any other.
+
+    >>> stream = Shuffled(torch.arange(5)[None], n=2)
+    >>> [stream.next().shape for _ in range(3)]
+    [torch.Size([1, 2]), torch.Size([1, 2]), torch.Size([1, 2])]
+    """
+
+    def __init__(self, rows: Tensor, n: int) -> None:
+        self.rows = rows
+        self.n = n
+        self.repeats = -(-n // rows.shape[1])
+        self.order = rows[:, :0]
+        self.taken = 0
+
+    def next(self) -> Tensor:
+        """The next n rows of each run, (runs, n)."""
+        if self.taken + self.n > self.order.shape[1]:
+            self.order = torch.cat([self._shuffle() for _ in range(self.repeats)], 1)
+            self.taken = 0
+        self.taken += self.n
+        return self.order[:, self.taken - self.n : self.taken]
+
+    def _shuffle(self) -> Tensor:
+        keys = torch.rand(self.rows.shape, device=self.rows.device)
+        return self.rows.gather(1, keys.argsort(-1))
+
+
 class Batches:
     """The training data of a stack of runs: x (runs, N, *event), labels (runs, N).
 
-    labelled_batch: the size of a second, labelled-only batch, for methods that want one; 0 for none.
+    A step draws `batch` of all points, and `labelled_batch` of the labelled ones beside them. The two go to the method
+    apart where it wants them so (`separate`); otherwise they are joined into one batch, labelled rows first, in which
+    the others count as unlabelled: Mean Teacher's style for SVHN.
 
     >>> data = Batches(torch.randn(1, 10, 2), torch.zeros(1, 10, dtype=torch.long), batch=4)
-    >>> [batch.x.shape for batch in data.epoch()]
-    [torch.Size([1, 4, 2]), torch.Size([1, 4, 2])]
+    >>> data.next().x.shape
+    torch.Size([1, 4, 2])
     """
 
-    def __init__(self, x: Tensor, labels: Tensor, batch: int, labelled_batch: int = 0) -> None:
+    def __init__(self, x: Tensor, labels: Tensor, batch: int, labelled_batch: int = 0, separate: bool = False) -> None:
         self.x = x
         self.labels = labels
-        self.batch = batch
-        self.labelled_batch = labelled_batch
+        self.separate = separate
         self.runs = torch.arange(len(x), device=x.device)[:, None]
+        self.streams: dict[str, Shuffled] = {}
+        if batch:
+            everything = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
+            self.streams["all"] = Shuffled(everything, batch)
         if labelled_batch:
-            self.labelled_rows = torch.stack([run.nonzero()[:, 0] for run in labels >= 0])
+            labelled = torch.stack([run.nonzero()[:, 0] for run in labels >= 0])
+            self.streams["labelled"] = Shuffled(labelled, labelled_batch)
+        self.unlabelled = torch.arange(labelled_batch + batch, device=x.device) >= labelled_batch
 
-    @property
-    def steps(self) -> int:
-        """Steps in an epoch."""
-        return self.x.shape[1] // self.batch
+    def next(self) -> Batch:
+        """The batch of the next step."""
+        drawn = {name: self.pick(stream.next()) for name, stream in self.streams.items()}
+        if len(drawn) == 1:
+            return next(iter(drawn.values()))
+        labelled, rest = drawn["labelled"], drawn["all"]
+        if self.separate:
+            return Batch(rest.x, rest.labels, rest.rows, labelled)
+        return Batch(
+            torch.cat([labelled.x, rest.x], 1),
+            torch.cat([labelled.labels, torch.full_like(rest.labels, -1)], 1),
+            torch.cat([labelled.rows, rest.rows], 1),
+            unlabelled=self.unlabelled,
+        )
 
-    def epoch(self) -> Iterator[Batch]:
-        """One pass over the shuffled points, each run in an order of its own."""
-        order = torch.rand(self.labels.shape, device=self.x.device).argsort(-1)
-        for step in range(self.steps):
-            rows = order[:, step * self.batch : (step + 1) * self.batch]
-            yield self.pick(rows, self._labelled() if self.labelled_batch else None)
-
-    def pick(self, rows: Tensor, labelled: Batch | None = None) -> Batch:
+    def pick(self, rows: Tensor) -> Batch:
         """The batch of the given rows (runs, n)."""
-        return Batch(self.x[self.runs, rows], self.labels[self.runs, rows], rows, labelled)
+        return Batch(self.x[self.runs, rows], self.labels[self.runs, rows], rows)
 
-    def _labelled(self) -> Batch:
-        """A batch of labelled points, drawn with replacement: there may be fewer of them than it holds."""
-        drawn = torch.randint(self.labelled_rows.shape[1], (len(self.x), self.labelled_batch), device=self.x.device)
-        return self.pick(self.labelled_rows.gather(-1, drawn))
+    def state(self) -> dict[str, Tensor]:
+        """Where in their shuffled orders the streams are, for a checkpoint."""
+        orders = {f"{name}.order": stream.order for name, stream in self.streams.items()}
+        return orders | {f"{name}.taken": torch.tensor(stream.taken) for name, stream in self.streams.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Goes back to what `state` gave."""
+        for name, stream in self.streams.items():
+            stream.order = state[f"{name}.order"]
+            stream.taken = int(state[f"{name}.taken"])

@@ -2,18 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, get_origin
 
 import torch
 
-from sntg.data import check_label_count, entry
+from sntg.data import PADDINGS, SPLITS, WHITENINGS, Entry, check_label_count, entry
 from sntg.errors import UsageError, unknown
 from sntg.graph import GRAPHS, check_pairs
-from sntg.methods import parse
-from sntg.models import BN_MOMENTUM, MODELS
+from sntg.methods import METHODS, parse
+from sntg.models import BN_MOMENTUM, MODELS, NORMALISATIONS
+from sntg.training.schedules import DECAYS
 
 CONSISTENCIES = ("mse", "kl")
 GRAPH_LABELS = ("merge", "teacher")
+REPORTS = ("ema", "raw")
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,23 @@ class Config:
     method: str
     seed: int = 0
     device: str = "cpu"
-    model: str = "mlp"  # or "small", the small convolutional net
-    epochs: int = 300  # passes over all training points
+    data: str = ""  # the folder the dataset's files are in; "" = $SNTG_DATA, or the platform's cache folder
+    validation: int = 0  # training points held out and tested on in place of the test set
+    split_file: str = ""  # an index file that says which points keep their labels
+    tensorboard: bool = False
+    model: str = "mlp"  # "mlp", "small" or "conv13", the paper's network
+    normalisation: str = "mean-only"  # of the convolutional nets; "batch" or "batch-logits" = VAT's full normalisation
+    epochs: int = 300  # passes over all training points, or spans of epoch_steps
+    epoch_steps: int = 0  # steps in an epoch; 0 = as many whole batches as the training points make
     batch: int = 100  # n, drawn from all training points
-    labelled_batch: int = 32  # VAT's labelled part, beside `batch` points of the whole set
+    labelled_batch: int = 0  # points drawn from the labelled ones alone, beside `batch`
     lr: float = 3e-3  # the learning rate between the ramps
-    beta2: float = 0.999  # Adam's second momentum; the first falls from 0.9 to 0.5 with the learning rate
+    beta2: float = 0.999  # Adam's second momentum; the first falls from 0.9 to 0.5 in the end
     ramp_up: int = 80  # epochs; 0 = none, and then no weight-free first epoch either
     ramp_down: int = 50  # epochs at the end
+    decay: str = "gauss"  # how the learning rate ends; or "linear"
+    stepwise: bool = False  # ramps move with every step instead of every epoch
+    skip_first: bool = True  # no consistency in the first epoch
     w_max: float = 100.0  # the consistency's weight (lambda_1), before the label factor
     label_factor: bool = True  # multiply w_max by L/N
     consistency: str = "mse"  # or "kl"
@@ -52,16 +63,29 @@ class Config:
     temperature: float = 1.0  # T of the soft graph
     neighbours: int = 10  # how many nearest ones the knn graph links a point to
     fixed_from: str = ""  # the run folder whose predictions make the fixed graph
+    split: str = "balanced"  # which points keep their labels: as many in each class, or "unbalanced"
+    label_noise: float = 0.0  # percent of the labels that are replaced by random ones
+    whitening: str = "none"  # what is done to the pixels before training; `sntg recipe` names the paper's
+    augment: bool = True  # False = the recipe without augmentation
+    flip: bool = False  # mirror images at random in training
+    translate: int = 0  # the most pixels an image is moved by in training
+    padding: str = "reflect"  # what a moved image shows at its border; or "zero"
     noise: float = 0.15  # deviation of the Gaussian input noise (of every layer's input in the MLP)
     dropout: float = 0.5  # the share of a layer's outputs dropped in training
     bn_momentum: float = BN_MOMENTUM  # of the running means that evaluation uses; short runs need a smaller one
-    translate: int = 0  # the most pixels an image is moved by in training
+    bn_batches: int = 0  # labelled batches to estimate the running statistics from for an evaluation; 0 = as they run
     alpha: float = 0.6  # temporal ensembling's momentum
-    ema: float = 0.999  # Mean Teacher's momentum
+    ema: float = 0.999  # momentum of the weights' average: Mean Teacher's teacher, and what "report" may name
+    early_momentum: float = 0.0  # what stands in for ema and beta2 in the first early_epochs
+    early_epochs: int = 0  # how long early_momentum holds
+    report: str = "ema"  # whose error is the run's: the averaged weights' or "raw", the student's
     epsilon: float = 1.0  # length of VAT's perturbation
     power_iterations: int = 1  # of VAT's direction
     xi: float = 0.0  # VAT's finite-difference step; 0 = the exact Hessian product
     eval_every: int = 1  # epochs between two evaluations on the test set; the last epoch always has one
+    checkpoint_seconds: float = 60.0  # between two checkpoints
+    overridden: tuple[str, ...] = ()  # the settings that are not the recipe's
+    data_hash: str = ""  # of the data's content; written when training starts, checked when it is resumed
 
     def __post_init__(self) -> None:
         check(self)
@@ -75,8 +99,10 @@ class Config:
 BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "seed": (0, 2**31 - 1),
     "epochs": (1, None),
-    "batch": (2, None),
-    "labelled_batch": (2, None),
+    "validation": (0, None),
+    "epoch_steps": (0, None),
+    "batch": (0, None),
+    "labelled_batch": (0, None),
     "lr": (0, None),
     "beta2": (0, 1),
     "ramp_up": (0, None),
@@ -91,6 +117,11 @@ BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "noise": (0, None),
     "dropout": (0, 0.99),
     "bn_momentum": (0, 1),
+    "bn_batches": (0, None),
+    "label_noise": (0, 100),
+    "early_momentum": (0, 1),
+    "early_epochs": (0, None),
+    "checkpoint_seconds": (0, None),
     "translate": (0, 8),
     "alpha": (0, 0.9999),
     "ema": (0, 1),
@@ -104,6 +135,12 @@ CHOICES: dict[str, Any] = {
     "graph": GRAPHS,
     "consistency": CONSISTENCIES,
     "graph_labels": GRAPH_LABELS,
+    "normalisation": NORMALISATIONS,
+    "decay": DECAYS,
+    "split": SPLITS,
+    "whitening": WHITENINGS,
+    "padding": PADDINGS,
+    "report": REPORTS,
 }
 
 
@@ -112,33 +149,66 @@ def check(config: Config) -> None:
     check_types(config)
     data = entry(config.dataset)
     name = parse(config.method)
-    check_label_count(config.labels, data.points, data.classes)
+    points = data.points - config.validation
+    if points <= 0:
+        raise UsageError(f"validation = {config.validation} leaves none of the {data.points} points to train on")
+    if config.split == "balanced" and not config.split_file:
+        check_label_count(config.labels, points, data.classes)
+    elif not 1 <= config.labels <= points:
+        raise UsageError(f"labels = {config.labels} is out of range: there are {points} training points")
+    if config.split_file and config.label_noise:
+        raise UsageError("label_noise corrupts labels that are drawn; a split_file says itself which classes it shows")
     for key, valid in CHOICES.items():
         if getattr(config, key) not in valid:
             raise unknown(key, str(getattr(config, key)), valid)
+    check_bounds(config)
+    check_images(config, data)
+    check_batches(config, points, METHODS[name.base].separate_labelled)
+    check_device(config.device)
+    if config.graph == "fixed" and name.sntg and not config.fixed_from:
+        raise UsageError("graph = fixed needs fixed_from = the run folder whose predictions make the graph")
+
+
+def check_bounds(config: Config) -> None:
+    """Refuses a number out of its range."""
     for key, (low, high) in BOUNDS.items():
         value = getattr(config, key)
         if not ((low is None or value >= low) and (high is None or value <= high) and abs(value) < float("inf")):
             limits = f"at least {low}" if high is None else f"between {low} and {high}"
             raise UsageError(f"{key} = {value} is out of range: it must be {limits}")
-    if config.margin == 0:
-        raise UsageError("margin = 0 pushes nothing apart: it must be above 0")
-    if not 0 < config.temperature < float("inf"):
-        raise UsageError(f"temperature = {config.temperature} is out of range: it must be above 0")
-    if config.translate and not data.images:
-        raise UsageError(f"translate = {config.translate} moves images, and {config.dataset} has none: use 0")
-    if config.batch > data.points:
-        raise UsageError(f"batch = {config.batch} is more than the {data.points} training points of {config.dataset}")
-    check_pairs(config.batch, config.pairs, config.n_pairs)
-    check_device(config.device)
-    if config.graph == "fixed" and name.sntg and not config.fixed_from:
-        raise UsageError("graph = fixed needs fixed_from = the run folder whose predictions make the graph")
+    for key in ("margin", "temperature"):
+        if not 0 < getattr(config, key) < float("inf"):
+            raise UsageError(f"{key} = {getattr(config, key)} is out of range: it must be above 0")
+
+
+def check_images(config: Config, data: Entry) -> None:
+    """Refuses what only images can have done to them."""
+    for key in ("flip", "translate"):
+        if getattr(config, key) and not data.images:
+            raise UsageError(f"{key} = {getattr(config, key)} is for images, and {config.dataset} has none")
+    if config.whitening != "none" and not data.pixels:
+        raise UsageError(f"whitening = {config.whitening} is for pixels read from files: use none for {config.dataset}")
+
+
+def check_batches(config: Config, points: int, separate: bool) -> None:
+    """Refuses batches the data or the method cannot have."""
+    if config.batch > points:
+        raise UsageError(f"batch = {config.batch} is more than the {points} training points of {config.dataset}")
+    if separate and not (config.batch and config.labelled_batch):
+        raise UsageError(
+            f"{config.method} needs batch and labelled_batch above 0: it draws the two parts of a step apart"
+        )
+    n = config.batch if separate else config.batch + config.labelled_batch
+    if n < 2:
+        raise UsageError(f"batch + labelled_batch = {n} makes a batch of {n} points: it must be at least 2")
+    check_pairs(n, config.pairs, config.n_pairs)
 
 
 def check_types(config: Config) -> None:
     """Refuses a value of another type than the setting's; a whole number may stand for a real one."""
     for key, kind in TYPES.items():
         value = getattr(config, key)
+        kind = tuple if get_origin(kind) is tuple else kind
         right = isinstance(value, kind) or (kind is float and isinstance(value, int))
         if not right or (isinstance(value, bool) and kind is not bool):
             raise UsageError(f"{key} = {value!r} is not of the kind {getattr(kind, '__name__', kind)}")
@@ -156,8 +226,15 @@ def check_device(device: str) -> None:
         raise UsageError(f"device = {device!r} is not supported: use cpu or cuda")
 
 
+def default_device() -> str:
+    """The GPU where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 TYPES: dict[str, Any] = {f.name: f.type for f in fields(Config)}
-ARGUMENTS = {"dataset", "labels", "method", "seed", "device"}  # what `sntg train` takes by itself, not through --set
+# What `sntg train` takes by itself, not through --set, and what a run writes down by itself.
+ARGUMENTS = {"dataset", "labels", "method", "seed", "device", "data", "validation", "split_file", "tensorboard"}
+ARGUMENTS |= {"overridden", "data_hash"}
 
 
 def read_setting(text: str) -> tuple[str, Any]:
@@ -201,4 +278,7 @@ def config_from(values: Mapping[str, Any]) -> Config:
     for key in values:
         if key not in TYPES:
             raise unknown("key", key, TYPES)
-    return Config(**values)
+    plain = dict(values)
+    if isinstance(plain.get("overridden"), list):  # JSON knows no tuples
+        plain["overridden"] = tuple(plain["overridden"])
+    return Config(**plain)

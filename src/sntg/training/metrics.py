@@ -1,93 +1,103 @@
 """What an epoch's steps add up to: loss terms, the teacher's error, the graph's precision and recall.
 
-Steps are only kept; the sums are formed, and read from the device, once when the epoch ends.
+The sums live on the device and are read once, when the epoch ends; a checkpoint in mid-epoch takes them along.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sntg.errors import DivergenceError
-from sntg.graph import Pairs
 from sntg.methods import Batch, Seen
 
 
 class EpochLog:
-    """The steps of one epoch. `truth` (runs, N) are the true classes, which training itself never sees."""
+    """The sums of one epoch. `truth` (runs, N) are the true classes, which training itself never sees.
+
+    losses: (terms, runs), summed in float64. fine: how many steps went by before a term was first not a number, and
+    broken: what it was then. counts: (5, runs), of the teacher's mistakes and opinions, and of the graph's hits,
+    neighbours and true pairs.
+    """
 
     def __init__(self, truth: Tensor, first_step: int) -> None:
         self.truth = truth
         self.first_step = first_step
+        self.steps = 0
         self.names: list[str] = []
-        self.terms: list[Tensor] = []
-        self.rows: list[Tensor] = []
-        self.seen: list[Seen] = []
+        self.taught = self.linked = False
+        self.counts = torch.zeros(5, len(truth), dtype=torch.float64, device=truth.device)
+        self.losses = self.fine = self.broken = torch.zeros(0, len(truth), dtype=torch.float64, device=truth.device)
 
     def add(self, batch: Batch, terms: dict[str, Tensor], seen: Seen) -> None:
-        """Keeps one step."""
+        """Adds one step."""
+        values = torch.stack(list(terms.values())).detach().double()
+        if not len(self.losses):
+            self.losses, self.fine, self.broken = (torch.zeros_like(values) for _ in range(3))
         self.names = list(terms)
-        self.terms.append(torch.stack(list(terms.values())).detach())
-        self.rows.append(batch.rows)
-        self.seen.append(seen)
+        self.losses += values
+        so_far = self.fine == self.steps
+        numbers = torch.isfinite(values)
+        self.broken = torch.where(so_far & ~numbers, values, self.broken)
+        self.fine += so_far & numbers
+        self.steps += 1
+        self.taught, self.linked = seen.teacher is not None, seen.W is not None
+        if self.taught or self.linked:
+            self._judge(self.truth.gather(-1, batch.rows), seen)
+
+    def _judge(self, truth: Tensor, seen: Seen) -> None:
+        """Holds the teacher and the graph against the true classes of the batch's rows, (runs, n)."""
+        if seen.teacher is not None:
+            opinions = seen.teacher >= 0
+            self.counts[0] += ((seen.teacher != truth) & opinions).sum(-1)
+            self.counts[1] += opinions.sum(-1)
+        if seen.W is not None and seen.pairs is not None:
+            same = truth[:, seen.pairs.i] == truth[:, seen.pairs.j]
+            if seen.judged is not None:
+                same = same & seen.judged
+            self.counts[2] += (seen.W * same).sum(-1)
+            self.counts[3] += seen.W.sum(-1)
+            self.counts[4] += same.sum(-1)
 
     def check_finite(self) -> None:
         """Stops a run whose loss is no longer a number, naming the first term and step it happened in."""
-        values = torch.stack(self.terms)
-        broken = ~torch.isfinite(values)
-        if not bool(broken.any()):
+        fine = self.fine.cpu()
+        if bool((fine == self.steps).all()):
             return
-        step, term, run = broken.nonzero()[0].tolist()
-        value = float(values[step, term, run])
-        at = self.first_step + step + 1
-        raise DivergenceError(f"the {self.names[term]} loss became {value} at step {at}")
+        term, run = divmod(int(fine.flatten().argmin()), fine.shape[1])
+        at = self.first_step + int(fine[term, run]) + 1
+        raise DivergenceError(f"the {self.names[term]} loss became {float(self.broken[term, run])} at step {at}")
+
+    def means(self) -> list[dict[str, float]]:
+        """Each run's mean loss terms so far."""
+        return [dict(zip(self.names, run, strict=True)) for run in (self.losses / max(1, self.steps)).T.tolist()]
 
     def summaries(self) -> list[dict[str, Any]]:
         """The epoch's means for each run, as they go into the metrics file. Errors are percentages."""
-        losses = torch.stack(self.terms).mean(0).T.tolist()
-        quality = [self._teacher_error(), *self._graph_quality()]
-        names = ("teacher_error", "graph_precision", "graph_recall")
+        wrong, asked, hits, neighbours, pairs = self.counts.tolist()
         return [
-            {"loss": dict(zip(self.names, loss, strict=True)), **dict(zip(names, (q[r] for q in quality), strict=True))}
-            for r, loss in enumerate(losses)
+            {
+                "loss": losses,
+                "teacher_error": _ratio(100.0 * wrong[r], asked[r]) if self.taught else None,
+                "graph_precision": _ratio(hits[r], neighbours[r]) if self.linked else None,
+                "graph_recall": _ratio(hits[r], pairs[r]) if self.linked else None,
+            }
+            for r, losses in enumerate(self.means())
         ]
 
-    def _truth_of_steps(self) -> Tensor:
-        """The true classes of every step's rows, (steps, runs, n)."""
-        rows = torch.stack(self.rows)
-        return self.truth.expand(len(rows), *self.truth.shape).gather(-1, rows)
+    def state(self) -> dict[str, Tensor]:
+        """The sums so far, for a checkpoint."""
+        sums = {"counts": self.counts, "losses": self.losses, "fine": self.fine, "broken": self.broken}
+        return sums | {"steps": torch.tensor(self.steps), "first_step": torch.tensor(self.first_step)}
 
-    def _teacher_error(self) -> list[float | None]:
-        """How often the teacher's class was wrong, in percent of the rows it had an opinion on."""
-        taught = [s.teacher for s in self.seen if s.teacher is not None]
-        if not taught:
-            return [None] * len(self.truth)
-        teacher = torch.stack(taught)
-        wrong = (teacher != self._truth_of_steps()) & (teacher >= 0)
-        return _ratios(100.0 * wrong.sum((0, 2)), (teacher >= 0).sum((0, 2)))
-
-    def _graph_quality(self) -> tuple[list[float | None], list[float | None]]:
-        """Precision and recall of the graph's neighbours against pairs that truly share a class."""
-        weights = [s.W for s in self.seen if s.W is not None]
-        if not weights:
-            nothing: list[float | None] = [None] * len(self.truth)
-            return nothing, nothing
-        truth, W = self._truth_of_steps(), torch.stack(weights)
-        i, j = (_ends([s.pairs for s in self.seen if s.pairs], end, truth) for end in (0, 1))
-        same = truth.gather(-1, i) == truth.gather(-1, j)
-        judged = [s.judged for s in self.seen if s.judged is not None]
-        if judged:
-            same = same & torch.stack(judged)
-        hits = (W * same).sum((0, 2))
-        return _ratios(hits, W.sum((0, 2))), _ratios(hits, same.sum((0, 2)))
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Goes back to what `state` gave; the names come with the next step."""
+        self.counts, self.losses, self.fine, self.broken = (
+            state[name] for name in ("counts", "losses", "fine", "broken")
+        )
+        self.steps, self.first_step = int(state["steps"]), int(state["first_step"])
 
 
-def _ends(pairs: list[Pairs], end: int, truth: Tensor) -> Tensor:
-    """One end of every step's pairs as row numbers, (steps, runs, s)."""
-    rows = torch.arange(truth.shape[-1], device=truth.device)
-    numbers = torch.stack([rows[p[end]] for p in pairs])
-    return numbers[:, None].expand(-1, truth.shape[1], -1)
-
-
-def _ratios(parts: Tensor, wholes: Tensor) -> list[float | None]:
-    return [p / w if w else None for p, w in zip(parts.tolist(), wholes.tolist(), strict=True)]
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,4 +1,13 @@
-"""The folder of one run: config.json, metrics.jsonl, model.safetensors, figures/.
+"""The folder of one run.
+
+    config.json          every setting, with the hash of the data
+    split.txt            which training points kept a label, and which label training saw
+    validation.txt       which were held out, if any
+    metrics.jsonl        a line an epoch
+    checkpoints/         while the run is not done: what `sntg resume` goes on from
+    model.safetensors    the network whose error is reported
+    features.safetensors the test points' features (float16) and classes
+    figures/, tensorboard/
 
 A file appears under its name only when it is whole: it is written beside and renamed. Metrics grow line by line.
 """
@@ -6,54 +15,94 @@ A file appears under its name only when it is whole: it is written beside and re
 import json
 import os
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
-from sntg.data import load_dataset
+from sntg.data import Split, entry, write_rows, write_split
 from sntg.errors import DivergenceError, UsageError
 from sntg.models import Classifier, build
 from sntg.training.config import Config, config_from
 
-CONFIG, METRICS, WEIGHTS = "config.json", "metrics.jsonl", "model.safetensors"
+CONFIG, METRICS, WEIGHTS, FEATURES = "config.json", "metrics.jsonl", "model.safetensors", "features.safetensors"
+SPLIT, VALIDATION, LOCK = "split.txt", "validation.txt", ".lock"
 
 
 class RunFolder:
-    """A folder for a new run. Nothing is written until `start`."""
+    """The folder of a run, new or to be gone on with. Nothing is written until `start`."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        check_free(self.path)
 
-    def start(self, config: Config) -> None:
-        """Makes the folder and writes the settings."""
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes off the folder; the system takes the lock back from a process that is killed."""
+        lock = FileLock(self.path / LOCK, timeout=0)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_text(self.path / CONFIG, json.dumps(config.as_dict(), indent=2) + "\n")
+            lock.acquire()
+        except Timeout:
+            raise UsageError(f"another process is at work on the run {str(self.path)!r}: let it finish first") from None
         except OSError as e:
             raise UsageError(f"the output folder {str(self.path)!r} cannot be written: {e.strerror}") from None
+        try:
+            yield
+        finally:
+            lock.release()
 
-    def add_metrics(self, record: dict[str, Any]) -> None:
+    def start(self, config: Config, split: Split) -> None:
+        """Writes the settings and the split of a new run."""
+        check_free(self.path)
+        about = f"{config.dataset}, {config.labels} labels, seed {config.seed}, {config.split}"
+        try:
+            write_split(self.path / SPLIT, split, about)
+            if len(split.validation):
+                write_rows(self.path / VALIDATION, split.validation, f"{about}: training points held out")
+            write_text(self.path / CONFIG, json.dumps(config.as_dict(), indent=2) + "\n")
+        except (OSError, UsageError) as e:
+            for name in (SPLIT, VALIDATION):  # the folder stays free for another attempt
+                (self.path / name).unlink(missing_ok=True)
+            if isinstance(e, UsageError):
+                raise
+            raise UsageError(f"the output folder {str(self.path)!r} cannot be written: {e.strerror}") from None
+
+    def add_metrics(self, record: Mapping[str, Any]) -> None:
         """Adds one line to the metrics."""
-        with (self.path / METRICS).open("a") as file:
+        with (self.path / METRICS).open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(record) + "\n")
+
+    def set_metrics(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Puts the metrics back to where a checkpoint was written."""
+        write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in records))
 
     def save_model(self, model: nn.Module) -> None:
         """Writes the weights, if they are numbers: the last step's losses do not show what that step did to them."""
         for name, tensor in model.state_dict().items():
             if not torch.isfinite(tensor).all():
                 raise DivergenceError(f"the weights {name} are not finite after the last step")
-        save_weights(model, self.path / WEIGHTS)
+        save_tensors(model.state_dict(), self.path / WEIGHTS)
+
+    def save_features(self, features: Tensor, classes: Tensor) -> None:
+        """Writes the test points' features, in half precision, and their true classes."""
+        save_tensors({"features": features.half(), "classes": classes}, self.path / FEATURES)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end: the figures are drawn last."""
+        return (self.path / "figures" / "curves.png").exists() and (self.path / WEIGHTS).exists()
 
 
 def check_free(path: Path) -> None:
     """Refuses an output folder that holds something already or that cannot be written to."""
     try:
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and any(p.name != LOCK for p in path.iterdir()):
             raise UsageError(f"the output folder {str(path)!r} is not empty: choose a new one")
     except OSError as e:
         raise UsageError(f"the output folder {str(path)!r} cannot be read: {e.strerror}") from None
@@ -73,23 +122,31 @@ def check_writable(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes beside, then renames."""
-    beside = path.with_name(path.name + ".partial")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    """Writes a text beside, then renames."""
+    write_bytes(path, text.encode())
 
 
-def save_weights(model: nn.Module, path: Path) -> None:
-    """Writes a model's tensors, beside first, then renamed."""
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes beside, then renames; of a write that fails nothing is left."""
     beside = path.with_name(path.name + ".partial")
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, beside)
-    os.replace(beside, path)
+    try:
+        beside.write_bytes(content)
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes tensors by name, beside first, then renamed."""
+    write_bytes(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
 
 
 def load(run: Path | str) -> Classifier:
     """The trained network of a run folder, ready for use: `model(x)` gives logits and features.
 
-    x is shaped and normalised as `sntg.load_dataset(name)` gives it.
+    x is shaped and whitened as `sntg.load_inputs(config).data` has it.
 
     >>> import sntg, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -100,8 +157,7 @@ def load(run: Path | str) -> Classifier:
     """
     folder = Path(run)
     config = read_config(folder)
-    data = load_dataset(config.dataset, config.seed)
-    model = build(config.model, data.event, data.classes, config.noise, config.dropout, config.bn_momentum)
+    model = build_model(config)
     try:
         model.load_state_dict(load_file(folder / WEIGHTS))
     except FileNotFoundError:
@@ -111,11 +167,17 @@ def load(run: Path | str) -> Classifier:
     return model.eval()
 
 
-def read_config(folder: Path) -> Config:
-    """A run folder's settings; the device it ran on does not matter for reading it."""
+def build_model(c: Config) -> Classifier:
+    """The network of a run, with new weights."""
+    data = entry(c.dataset)
+    return build(c.model, data.event, data.classes, c.noise, c.dropout, c.bn_momentum, c.normalisation)
+
+
+def read_config(folder: Path, keep_device: bool = False) -> Config:
+    """A run folder's settings; the device it ran on matters only for going on with it."""
     try:
         values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        return config_from(values | {"device": "cpu"})
+        return config_from(values if keep_device else values | {"device": "cpu"})
     except FileNotFoundError:
         raise UsageError(f"{str(folder)!r} is not a run folder: it has no {CONFIG}") from None
     except (OSError, ValueError, TypeError, AttributeError) as e:

@@ -1,0 +1,43 @@
+"""What `sntg recipe` and `sntg models` show."""
+
+import re
+from dataclasses import fields
+from typing import Any
+
+from sntg.errors import UsageError
+from sntg.models import MODELS, build
+from sntg.models.summary import summarise
+from sntg.training import recipe, resolve
+from sntg.training.config import ARGUMENTS, Config
+
+
+def recipe_rows(dataset: str, method: str, labels: int | str, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each setting: its value and who has it from where.
+
+    >>> recipe_rows("cifar10", "pi", 4000, {"k": 0.1})[0]
+    {'setting': 'model', 'value': 'conv13', 'source': 'paper'}
+    """
+    config = resolve(dataset, labels, method, **settings)
+    sources = recipe(dataset, method, labels, config.label_noise, config.augment).sources
+    sources |= dict.fromkeys(settings, "you")
+    names = [f.name for f in fields(Config) if f.name not in ARGUMENTS]
+    return [{"setting": n, "value": _text(getattr(config, n)), "source": sources.get(n, "ours")} for n in names]
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def model_rows(image: str, classes: int, normalisation: str) -> dict[str, list[dict[str, Any]]]:
+    """The layers of each network for inputs of the given size.
+
+    >>> list(model_rows("1x28x28", 10, "mean-only"))
+    ['mlp', 'small', 'conv13']
+    """
+    size = re.fullmatch(r"(\d+)x(\d+)x(\d+)", image)
+    if not size or 0 in (event := tuple(map(int, size.groups()))):
+        raise UsageError(f"--input {image!r} is not channels x height x width: write 3x32x32")
+    if classes < 2:
+        raise UsageError(f"--classes {classes} is too few: there must be at least 2")
+    built = {name: build(name, event, classes, 0.15, 0.5, normalisation=normalisation) for name in MODELS}
+    return {name: summarise(model, event) for name, model in built.items()}

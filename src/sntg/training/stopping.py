@@ -1,0 +1,47 @@
+"""Stopping a run from outside, Ctrl-C or SIGTERM: the step at hand is finished first, so that a checkpoint can be
+written. A second Ctrl-C stops at once."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(Exception):
+    """A run was asked to stop, and has; `signal` is what asked."""
+
+    def __init__(self, by: signal.Signals) -> None:
+        super().__init__(f"stopped by {by.name}")
+        self.signal = by
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], None]]:
+    """Inside, the signals wait; the function it gives raises Stopped if there was one. Only a main thread has signals.
+
+    >>> with stop_requests() as check:
+    ...     check()
+    """
+    received: list[signal.Signals] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(signal.Signals(number))
+
+    def check() -> None:
+        if received:
+            raise Stopped(received[0])
+
+    if threading.current_thread() is not threading.main_thread():
+        yield check
+        return
+    before = {number: signal.signal(number, remember) for number in SIGNALS}
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
