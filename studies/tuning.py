@@ -116,8 +116,9 @@ def save(record: dict[str, Any], out: Path) -> None:
 
 def provenance() -> dict[str, str]:
     """The command, the commit, the hardware and the versions a result was made with."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
-    hardware = torch.cuda.get_device_name() if "cuda" in sys.argv else f"{os.cpu_count()} CPU cores"
+    described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    commit = os.environ.get("COMMIT") or described.stdout.strip()  # a copy of the tree may have no history
+    hardware = torch.cuda.get_device_name() if torch.cuda.is_initialized() else f"{os.cpu_count()} CPU cores"
     return {
         "command": " ".join(["python", *sys.argv]),
         "commit": commit,

@@ -192,7 +192,7 @@ def pretend(method, dataset="two-moons", error=1.0, **settings):
     """A run that was never trained, for the page."""
     config = resolve(dataset, LABELS[dataset], method, **settings)
     data = SimpleNamespace(train_x=torch.zeros(1198 if dataset == "digits" else 6000, 2))
-    return Trained(config, None, data, None, [{"error": error}])
+    return Trained(config, None, data, None, None, [{"error": error}])
 
 
 def pretended_page(tmp_path, changes):

@@ -24,7 +24,7 @@ from sntg.models import Classifier, estimate_statistics, initialising, stack, un
 from sntg.training.adam import Adam
 from sntg.training.batches import Batches, Shuffled
 from sntg.training.config import Config
-from sntg.training.evaluation import error
+from sntg.training.evaluation import error, predict
 from sntg.training.graphs import build_graph
 from sntg.training.inputs import Inputs, load_inputs
 from sntg.training.metrics import EpochLog
@@ -45,6 +45,7 @@ class Trained:
     model: Classifier
     data: Dataset
     labels: Tensor  # (N,) what training saw: -1 where hidden
+    features: Tensor  # (M, p) of the test points
     history: list[Record] = field(default_factory=list)
 
     @property
@@ -216,10 +217,12 @@ class Stack:
 
     def trained(self) -> list[Trained]:
         """Takes the stack apart into finished runs."""
-        model = deepcopy(self._evaluated(self._reported())).cpu().eval()
+        evaluated = self._evaluated(self._reported())
+        features = predict(evaluated, self.test_x).features.cpu()  # here, where the network runs fast
+        model = deepcopy(evaluated).cpu().eval()
         return [
-            Trained(c, unstack(model, r), self.inputs[r].data, self.inputs[r].labels, self.histories[r])
-            for r, c in enumerate(self.configs)
+            Trained(c, unstack(model, r), i.data, i.labels, features[r], self.histories[r])
+            for r, (c, i) in enumerate(zip(self.configs, self.inputs, strict=True))
         ]
 
     def _records(self) -> list[Record]:

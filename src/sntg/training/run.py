@@ -131,11 +131,10 @@ def _checkpoint(runs: Stack, folder: RunFolder) -> None:
 
 def _finish(trained: Trained, folder: RunFolder, board: Board | None) -> None:
     """Writes what a finished run has; the checkpoints have then done their duty."""
-    test = predict(trained.model, trained.data.test_x)
     folder.save_model(trained.model)
-    folder.save_features(test.features, trained.data.test_y)
+    folder.save_features(trained.features, trained.data.test_y)
     if board:
-        board.embed(test.features, trained.data.test_y)
+        board.embed(trained.features, trained.data.test_y)
     draw_figures(trained, folder.path / "figures")
     remove_checkpoints(folder.path)
 
@@ -162,8 +161,7 @@ def decisions(trained: Trained) -> Decisions:
 
 def embedding(trained: Trained) -> Embedding:
     """The panel of a run's test features."""
-    features = predict(trained.model, trained.data.test_x).features.numpy()
-    return Embedding(caption(trained), features, trained.data.test_y.numpy())
+    return Embedding(caption(trained), trained.features.numpy(), trained.data.test_y.numpy())
 
 
 def caption(trained: Trained) -> str:
