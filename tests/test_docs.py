@@ -1,6 +1,7 @@
 """Every promise of the documents: the README's code runs, links lead somewhere, tables are what the results say."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -59,9 +60,15 @@ def test_the_tables_are_what_the_results_say(dataset: str, tables: ModuleType) -
     assert table_in(document, f"{dataset} tuning") == tables.tuning_table(dataset)
 
 
-def test_the_overview_and_the_demos_page_are_what_the_results_say(tables: ModuleType) -> None:
-    import json
+def test_the_first_epochs_are_what_the_results_say_and_every_term_lives(tables: ModuleType) -> None:
+    assert table_in("docs/cifar10.md", "first epochs") == tables.first_epochs_table()
+    for name in ("first-epochs", "first-epochs-vat"):
+        for run in json.loads((ROOT / "docs" / "results" / "cifar10" / f"{name}.json").read_text())["runs"]:
+            assert run["every_term_moves"]
+            assert all(0 < norm < 10 for norm in run["epochs"][-1]["gradient"].values())
 
+
+def test_the_overview_and_the_demos_page_are_what_the_results_say(tables: ModuleType) -> None:
     assert table_in("README.md", "overview") == tables.overview()
     page = json.loads((ROOT / "src" / "sntg" / "demo" / "ten_seeds.json").read_text())
     assert page == tables.for_the_page()
