@@ -115,8 +115,9 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("1 - self.bn_momentum", "self.bn_momentum"),
         ("statistic.detach()", "statistic"),
         (".select(runs, -1)", ".select(runs, 0)"),  # branch b is the last view
-        ("variance = centred.square().mean", "variance = y.square().mean"),
-        ("= centred.square().mean(self.batch_axes,", "= centred.var(self.batch_axes,"),  # over n, not n - 1
+        ("variance = self.batch_mean(centred.square())", "variance = self.batch_mean(y.square())"),
+        ("= self.batch_mean(centred.square())", "= centred.var(self.batch_axes, keepdim=True)"),  # over n, not n - 1
+        ("dtype=torch.promote_types(y.dtype, torch.float32)", "dtype=y.dtype"),  # a 16-bit mean loses what varies
         ("self.track(self.running_var, variance)", "self.track(self.running_var, variance.sqrt())"),
         ("BN_EPS = 1e-6", "BN_EPS = 1e-5"),
         ("/ (variance + BN_EPS).sqrt()", "/ (variance.sqrt() + BN_EPS)"),

@@ -318,3 +318,23 @@ def test_max_pool_keeps_leading_axes(shape):
 def test_the_normalisations_have_no_linear_map_of_their_own(base):
     with pytest.raises(NotImplementedError):
         base(2, 2)(torch.ones(3, 2))
+
+
+# --- 16 bit ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", [L.Dense, L.BatchNormDense])
+def test_16_bit_outputs_have_their_means_taken_in_float32(layer):
+    """Outputs around 300 that vary by a few: a mean in bfloat16 would be off by up to one."""
+    torch.manual_seed(0)
+    module = layer(4, 1).to(torch.bfloat16).train()
+    with torch.no_grad():
+        module.V.fill_(1.0)
+        module.g.fill_(1.0)
+    module.running_mean = module.running_mean.float()
+    x = (torch.randn(2000, 1) * 4 + 300.7).to(torch.bfloat16)
+    output = module(x)
+    assert output.dtype == torch.bfloat16
+    assert module.batch_mean(x).dtype == torch.float32
+    assert module.batch_mean(x).item() == pytest.approx(x.double().mean().item(), abs=1e-3)
+    assert output.double().mean().abs() < 0.02

@@ -47,6 +47,10 @@ class Layer(nn.Module):
         """The axes a batch mean is taken over: rows and, in images, space."""
         return (-2 - self.spatial, *range(-self.spatial, 0))
 
+    def batch_mean(self, y: Tensor) -> Tensor:
+        """The mean of each output over its batch; in float32 for 16-bit outputs, which may vary little around it."""
+        return y.mean(self.batch_axes, keepdim=True, dtype=torch.promote_types(y.dtype, torch.float32))
+
     def per_output(self, values: Tensor, like: Tensor) -> Tensor:
         """Shapes one value an output, (*runs, outputs), so that it broadcasts over views, rows and space."""
         runs, outputs = values.shape[:-1], values.shape[-1]
@@ -84,7 +88,7 @@ class WeightNorm(Layer):
         if self.initialising:
             y = self._rescale(y)
         b = self.per_output(self.b, y)
-        return y + (b - self._mean(y)) if self.mean_only_bn else y + b
+        return (y + (b - self._mean(y) if self.mean_only_bn else b)).to(y.dtype)
 
     def weight(self) -> Tensor:
         """g * V / ||V||, the norm taken over everything but the outputs."""
@@ -94,7 +98,7 @@ class WeightNorm(Layer):
     def _mean(self, y: Tensor) -> Tensor:
         if not self.training:
             return self.per_output(self.running_mean, y)
-        mean = y.mean(self.batch_axes, keepdim=True)
+        mean = self.batch_mean(y)
         self.track(self.running_mean, mean)
         return mean
 
@@ -104,8 +108,8 @@ class WeightNorm(Layer):
 
         Without mean-only normalisation the bias takes the mean out instead, as Salimans & Kingma do.
         """
-        mean = y.mean(self.batch_axes, keepdim=True)
-        deviation = (y - mean).square().mean(self.batch_axes, keepdim=True).sqrt().clamp(min=1e-8)
+        mean = self.batch_mean(y)
+        deviation = self.batch_mean((y - mean).square()).sqrt().clamp(min=1e-8)
         self.g.div_(deviation.reshape(self.g.shape))
         if not self.mean_only_bn:
             self.b.copy_(-(mean / deviation).reshape(self.b.shape))
@@ -130,16 +134,16 @@ class BatchNorm(Layer):
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear_map(x, self.V)
         if self.training:
-            mean = y.mean(self.batch_axes, keepdim=True)
+            mean = self.batch_mean(y)
             centred = y - mean
-            variance = centred.square().mean(self.batch_axes, keepdim=True)
+            variance = self.batch_mean(centred.square())
             self.track(self.running_mean, mean)
             self.track(self.running_var, variance)
         else:
             centred = y - self.per_output(self.running_mean, y)
             variance = self.per_output(self.running_var, y)
         scale = self.per_output(self.g, y) / (variance + BN_EPS).sqrt()
-        return centred * scale + self.per_output(self.b, y)
+        return (centred * scale + self.per_output(self.b, y)).to(y.dtype)
 
 
 class Affine(Layer):
