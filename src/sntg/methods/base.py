@@ -78,6 +78,8 @@ class Method:
         self.flip = setup.flip
         self.consistency = setup.consistency
         self.average = deepcopy(setup.model).requires_grad_(False)
+        self._weights: tuple[list[Tensor], list[Tensor]]
+        self._weights = list(self.average.parameters()), list(self.model.parameters())
 
     def view(self, x: Tensor) -> Tensor:
         """A view of the batch with a flip and a translation of its own."""
@@ -94,7 +96,7 @@ class Method:
     @torch.no_grad()
     def after_step(self, ema: float) -> None:
         """Called after every optimiser step: theta' <- ema theta' + (1 - ema) theta."""
-        torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - ema)
+        torch._foreach_lerp_(*self._weights, 1 - ema)
 
     def after_epoch(self) -> None:
         """Called after every epoch."""

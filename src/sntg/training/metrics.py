@@ -16,9 +16,9 @@ from sntg.methods import Batch, Seen
 class EpochLog:
     """The sums of one epoch. `truth` (runs, N) are the true classes, which training itself never sees.
 
-    losses: (terms, runs), summed in float64. fine: how many steps went by before a term was first not a number, and
-    broken: what it was then. counts: (5, runs), of the teacher's mistakes and opinions, and of the graph's hits,
-    neighbours and true pairs.
+    losses: (terms, runs), summed in float64; a sum that is not a number any more stays as it is, and `fine` counts the
+    steps before. counts: (5, runs), of the teacher's mistakes and opinions, and of the graph's hits, neighbours and true
+    pairs.
     """
 
     def __init__(self, truth: Tensor, first_step: int) -> None:
@@ -28,37 +28,38 @@ class EpochLog:
         self.names: list[str] = []
         self.taught = self.linked = False
         self.counts = torch.zeros(5, len(truth), dtype=torch.float64, device=truth.device)
-        self.losses = self.fine = self.broken = torch.zeros(0, len(truth), dtype=torch.float64, device=truth.device)
+        self.losses = self.fine = torch.zeros(0, len(truth), dtype=torch.float64, device=truth.device)
 
     def add(self, batch: Batch, terms: dict[str, Tensor], seen: Seen) -> None:
         """Adds one step."""
         values = torch.stack(list(terms.values())).detach().double()
-        if not len(self.losses):
-            self.losses, self.fine, self.broken = (torch.zeros_like(values) for _ in range(3))
+        if not self.steps:
+            self.losses, self.fine = torch.zeros_like(values), torch.zeros_like(values)
         self.names = list(terms)
-        self.losses += values
-        so_far = self.fine == self.steps
-        numbers = torch.isfinite(values)
-        self.broken = torch.where(so_far & ~numbers, values, self.broken)
-        self.fine += so_far & numbers
+        self.losses = torch.where(torch.isfinite(self.losses), self.losses + values, self.losses)
+        self.fine += torch.isfinite(self.losses)
         self.steps += 1
         self.taught, self.linked = seen.teacher is not None, seen.W is not None
         if self.taught or self.linked:
-            self._judge(self.truth.gather(-1, batch.rows), seen)
+            truth = self.truth.gather(-1, batch.rows)
+            self.counts += torch.stack([*self._teacher(truth, seen), *self._graph(truth, seen)]).double()
 
-    def _judge(self, truth: Tensor, seen: Seen) -> None:
-        """Holds the teacher and the graph against the true classes of the batch's rows, (runs, n)."""
-        if seen.teacher is not None:
-            opinions = seen.teacher >= 0
-            self.counts[0] += ((seen.teacher != truth) & opinions).sum(-1)
-            self.counts[1] += opinions.sum(-1)
-        if seen.W is not None and seen.pairs is not None:
-            same = truth[:, seen.pairs.i] == truth[:, seen.pairs.j]
-            if seen.judged is not None:
-                same = same & seen.judged
-            self.counts[2] += (seen.W * same).sum(-1)
-            self.counts[3] += seen.W.sum(-1)
-            self.counts[4] += same.sum(-1)
+    def _teacher(self, truth: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+        """The teacher's mistakes and opinions, held against the true classes of the batch's rows, (runs, n)."""
+        if seen.teacher is None:
+            return torch.zeros_like(truth[:, 0]), torch.zeros_like(truth[:, 0])
+        opinions = seen.teacher >= 0
+        return ((seen.teacher != truth) & opinions).sum(-1), opinions.sum(-1)
+
+    def _graph(self, truth: Tensor, seen: Seen) -> tuple[Tensor, Tensor, Tensor]:
+        """The graph's hits, its neighbours, and the pairs that truly share a class."""
+        if seen.W is None or seen.pairs is None:
+            nothing = torch.zeros_like(truth[:, 0])
+            return nothing, nothing, nothing
+        same = truth[:, seen.pairs.i] == truth[:, seen.pairs.j]
+        if seen.judged is not None:
+            same = same & seen.judged
+        return (seen.W * same).sum(-1), seen.W.sum(-1), same.sum(-1)
 
     def check_finite(self) -> None:
         """Stops a run whose loss is no longer a number, naming the first term and step it happened in."""
@@ -67,7 +68,7 @@ class EpochLog:
             return
         term, run = divmod(int(fine.flatten().argmin()), fine.shape[1])
         at = self.first_step + int(fine[term, run]) + 1
-        raise DivergenceError(f"the {self.names[term]} loss became {float(self.broken[term, run])} at step {at}")
+        raise DivergenceError(f"the {self.names[term]} loss became {float(self.losses[term, run])} at step {at}")
 
     def means(self) -> list[dict[str, float]]:
         """Each run's mean loss terms so far."""
@@ -88,14 +89,12 @@ class EpochLog:
 
     def state(self) -> dict[str, Tensor]:
         """The sums so far, for a checkpoint."""
-        sums = {"counts": self.counts, "losses": self.losses, "fine": self.fine, "broken": self.broken}
+        sums = {"counts": self.counts, "losses": self.losses, "fine": self.fine}
         return sums | {"steps": torch.tensor(self.steps), "first_step": torch.tensor(self.first_step)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Goes back to what `state` gave; the names come with the next step."""
-        self.counts, self.losses, self.fine, self.broken = (
-            state[name] for name in ("counts", "losses", "fine", "broken")
-        )
+        self.counts, self.losses, self.fine = (state[name] for name in ("counts", "losses", "fine"))
         self.steps, self.first_step = int(state["steps"]), int(state["first_step"])
 
 
