@@ -26,6 +26,7 @@ from sntg.training.config import ARGUMENTS
 QUICK = ["--set", "epochs=2", "--set", "batch=1000"]
 BEGUN = ["config.json", "metrics.jsonl", "split.txt"]
 FINISHED = sorted([*BEGUN, "features.safetensors", "figures", "model.safetensors"])
+SET_OR_SCALED = ["batch", "epochs", "graph_ramp", "graph_start", "ramp_down", "ramp_up"]
 COMMANDS = ["train", "resume", "recipe", "split", "demo", "methods", "datasets", "models", "data"]
 SOURCE = str(Path(sntg.__file__).parents[1])
 
@@ -73,7 +74,7 @@ def test_python_m_sntg_trains_into_a_folder(tmp_path):
     assert files(tmp_path) == ["RUN"]
     assert files(tmp_path / "RUN") == FINISHED
     config = json.loads((tmp_path / "RUN/config.json").read_text())
-    hashed = {"data_hash": sntg.load_dataset("two-moons", 4).content_hash, "overridden": ["batch", "epochs"]}
+    hashed = {"data_hash": sntg.load_dataset("two-moons", 4).content_hash, "overridden": SET_OR_SCALED}
     assert config == resolve("two-moons", 12, "pi", seed=4, epochs=2, batch=1000).as_dict() | hashed
     last = json.loads((tmp_path / "RUN/metrics.jsonl").read_text().splitlines()[-1])
     assert done.stdout == (
@@ -379,6 +380,16 @@ def test_bad_settings(cli, tmp_path, monkeypatch, settings, words):
     assert files(tmp_path) == []
 
 
+def test_a_recipe_says_what_is_set_and_what_was_scaled_with_it(cli):
+    _, out, _ = cli("recipe", "cifar10", "pi+sntg", "--labels", 4000, "--set", "epochs=30", "--set", "k=0.1", "--json")
+    rows = {row["setting"]: (row["value"], row["source"]) for row in json.loads(out)}
+    assert rows["epochs"] == ("30", "you")
+    assert rows["k"] == ("0.1", "you")
+    assert rows["ramp_up"] == ("8", "scaled with epochs")
+    assert rows["lr"] == ("0.003", "paper")
+    assert rows["pairs"] == ("half", "SNTG code")
+
+
 @pytest.mark.parametrize("device", ["tpu", "cuda", "mps"])
 def test_bad_devices(cli, tmp_path, monkeypatch, device):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -398,6 +409,11 @@ def test_bad_seeds(cli, tmp_path, seed):
     [
         (["train", "two-moons"], ["--labels", "how many labels"]),
         (["train", "two-moons", "--labels", "12.5"], ["--labels '12.5'"]),
+        (["train", "two-moons", "--labels", "\u00b2"], ["neither a whole number"]),
+        (["train", "two-moons", "--labels=--5"], ["--labels '--5'"]),
+        (["train", "two-moons", "--labels", "9" * 400], ["neither a whole number"]),
+        (["train", "two-moons", "--labels", "12", "--set", "epochs=1" + "0" * 400], ["epochs = 1000"]),
+        (["train", "two-moons", "--labels", "12", "--set", "batch=0", "--set", "labelled_batch=9000"], ["epoch_steps"]),
         (["train", "two-moons", "--labels", "12", "--validation", "-1"], ["validation = -1"]),
         (["train", "two-moons", "--labels", "12", "--validation", "6000"], ["validation = 6000", "6000 points"]),
         (["train", "two-moons", "--labels", "12", "--validation", "5990"], ["10"]),
@@ -407,6 +423,8 @@ def test_bad_seeds(cli, tmp_path, seed):
         (["recipe", "two-moons", "pie", "--labels", "12"], ["'pi'"]),
         (["recipe", "two-moons", "pi", "--labels", "12", "--set", "kk=1"], ["key 'kk'"]),
         (["split", "two-moons", "--labels", "13", "--out", "s.txt"], ["13 labels"]),
+        (["split", "two-moons", "--labels", "12", "--seed", "-1", "--out", "s.txt"], ["seed = -1"]),
+        (["split", "two-moons", "--labels", "12", "--seed", "9" * 14, "--out", "s.txt"], ["seed = 9999"]),
         (["split", "two-moons", "--labels", "12", "--out", "s.txt", "--kind", "balancd"], ["'balanced'"]),
         (["split", "two-moons", "--labels", "12", "--out", "s.txt", "--noise", "101"], ["101"]),
         (["split", "two-moons", "--labels", "12", "--out", "nowhere/s.txt"], ["'nowhere/s.txt'"]),
@@ -414,6 +432,8 @@ def test_bad_seeds(cli, tmp_path, seed):
         (["models", "--input", "3x0x32"], ["'3x0x32'"]),
         (["models", "--input", "1x8x8"], ["8x8", "16x16"]),
         (["models", "--classes", "1"], ["--classes 1"]),
+        (["models", "--classes", "100000000000"], ["--classes 100000000000"]),
+        (["models", "--input", "99999999x32x32"], ["--input 99999999x32x32"]),
         (["models", "--normalisation", "bach"], ["'batch'"]),
         (["resume", "nowhere"], ["'nowhere'", "config.json"]),
     ],

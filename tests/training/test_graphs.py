@@ -1,5 +1,6 @@
 """The graph of a run's settings: the knn graph of its own points, the fixed one of an earlier run's predictions."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_fixed_graph_from_nowhere_is_refused(tmp_path):
         train([quick(graph="fixed", fixed_from=str(tmp_path))])
 
 
-OTHERS = {"seed": 3, "labels": 20, "split": "unbalanced", "split_file": "split.txt", "label_noise": 10.0}
+OTHERS = {"seed": 3, "labels": 20, "split": "unbalanced", "label_noise": 10.0}
 OTHERS |= {"validation": 100, "dataset": "four-spins"}
 
 
@@ -128,3 +129,16 @@ def test_a_fixed_graph_from_a_run_with_other_inputs_is_refused():
 def test_a_run_that_differs_in_training_alone_makes_a_fixed_graph():
     check_same_split([quick()], quick("supervised", lr=0.1, epochs=7, model="mlp", noise=0.0, batch=50))
     assert set(OTHERS) | {"whitening"} == set(SAME_SPLIT)
+
+
+def test_a_fixed_graph_of_the_same_labels_may_come_from_an_index_file_and_one_of_others_may_not(tmp_path):
+    """The files' names say nothing: the rows and classes do."""
+    for name, rows in (("one.txt", "0\n3001\n"), ("other.txt", "0\n3002\n")):
+        (tmp_path / name).write_text(rows)
+    shutil.copy(tmp_path / "one.txt", tmp_path / "copy.txt")
+    settings = {"epochs": 1, "batch": 3000}
+    run(resolve("two-moons", "all", "supervised", split_file=str(tmp_path / "one.txt"), **settings), tmp_path / "run")
+    fixed = settings | {"graph": "fixed", "fixed_from": str(tmp_path / "run")}
+    train([resolve("two-moons", "all", "pi+sntg", split_file=str(tmp_path / "copy.txt"), **fixed)])
+    with pytest.raises(UsageError, match="fixed_from is a run that saw other labels"):
+        train([resolve("two-moons", "all", "pi+sntg", split_file=str(tmp_path / "other.txt"), **fixed)])

@@ -78,7 +78,7 @@ def test_holding_points_out_changes_no_label():
 def test_an_index_file_says_which_points_keep_which_label(tmp_path):
     path = tmp_path / "split.txt"
     path.write_text("# index class\n5 1\n17 0\n3 1\n")
-    inputs = load_inputs(moons(split_file=str(path)))
+    inputs = load_inputs(resolve("two-moons", "all", "pi", split_file=str(path)))
     assert labelled(inputs) == [3, 5, 17]
     assert inputs.labels[[3, 5, 17]].tolist() == [1, 1, 0]
 
@@ -86,9 +86,18 @@ def test_an_index_file_says_which_points_keep_which_label(tmp_path):
 def test_an_index_files_points_are_never_held_out(tmp_path):
     path = tmp_path / "split.txt"
     path.write_text("\n".join(map(str, range(100))))
-    inputs = load_inputs(moons(split_file=str(path), validation=5900))
+    inputs = load_inputs(resolve("two-moons", "all", "pi", split_file=str(path), validation=5900))
     assert labelled(inputs) == list(range(100))
     assert inputs.split.validation.tolist() == list(range(100, 6000))
+
+
+def test_an_index_file_of_all_points_leaves_those_that_are_not_held_out(tmp_path):
+    path = tmp_path / "split.txt"
+    path.write_text("\n".join(map(str, range(6000))))
+    config = resolve("two-moons", "all", "pi", split_file=str(path), validation=1000)
+    inputs = load_inputs(config)
+    assert config.labels == len(inputs.labels) == 5000
+    assert (inputs.labels >= 0).all()
 
 
 # --- image sets ------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_what_the_caller_sets_is_written_down():
 def test_where_a_run_finds_its_data_and_what_it_holds_out_is_no_change_of_the_recipe(tmp_path):
     (tmp_path / "split.txt").write_text("0\n1\n")
     arguments = {"device": "cpu", "data": "somewhere", "validation": 10, "tensorboard": True}
-    config = resolve("two-moons", 12, "pi", split_file=str(tmp_path / "split.txt"), **arguments)
+    config = resolve("two-moons", 2, "pi", split_file=str(tmp_path / "split.txt"), **arguments)
     assert config.overridden == ()
     assert {key: getattr(config, key) for key in arguments} == arguments
 
@@ -155,7 +155,10 @@ def test_all_the_labels_that_a_held_out_part_leaves_take_the_recipe_of_all_label
 def test_an_index_file_says_itself_how_many_labels_there_are(tmp_path):
     path = tmp_path / "split.txt"
     path.write_text("# index class\n" + "".join(f"{row} {row % 2}\n" for row in range(250)))
-    config = resolve("svhn", 1000, "tempens", split_file=str(path))
+    with pytest.raises(UsageError, match=r"^labels = 1000, and the split file '.*' names 250 points$"):
+        resolve("svhn", 1000, "tempens", split_file=str(path))
+    config = resolve("svhn", "all", "tempens", split_file=str(path))
+    assert config == resolve("svhn", 250, "tempens", split_file=str(path))
     assert (config.labels, config.split_file) == (250, str(path))
     assert config.w_max == resolve("svhn", 250, "tempens").w_max != resolve("svhn", 1000, "tempens").w_max
 

@@ -433,6 +433,22 @@ def test_settings_changed_after_the_checkpoint_are_refused(copy, cli, key, value
     assert err.startswith(f"sntg: {key} is {value} in the run's config.json and was {config[key]} when")
 
 
+def test_a_config_that_is_no_config_is_refused(copy, cli):
+    (copy / "config.json").write_text("[" * 100_000)
+    code, out, err = cli("resume", copy)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "config.json" in err
+
+
+def test_a_run_killed_before_it_had_settings_leaves_its_folder_free(tmp_path, unpainted):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("split.txt", "validation.txt", ".lock"):
+        (folder / name).write_text("")
+    run(resolve("two-moons", LABELS, "pi", **QUICK | {"epochs": 1}), folder)
+    assert "model.safetensors" in files(folder)
+
+
 def test_a_finished_run_is_refused_and_what_was_left_of_its_checkpoints_is_removed(tmp_path, unpainted, cli):
     run(resolve("two-moons", LABELS, "pi", **QUICK | {"epochs": 1}), tmp_path / "run")
     before = files(tmp_path / "run")

@@ -17,7 +17,7 @@ from sntg.errors import DivergenceError, UsageError
 from sntg.models import Output
 from sntg.training import RunFolder, load, resolve, run
 from sntg.training.evaluation import error
-from sntg.training.run_folder import LOCK, check_free, read_config, save_tensors, write_text
+from sntg.training.run_folder import LOCK, check_free, read_config, save_tensors
 
 CONFIG = resolve("two-moons", 12, "pi+sntg", seed=3, epochs=2, batch=1000, n_pairs=5, pairs="random")
 
@@ -256,24 +256,6 @@ def test_the_weights_are_those_of_the_trained_model(finished):
     saved, state = load_file(folder / "model.safetensors"), trained.model.state_dict()
     assert saved.keys() == state.keys()
     assert all(torch.equal(saved[name], state[name]) for name in state)
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_failed_write_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatch, error):
-    path = tmp_path / "file.txt"
-    write_text(path, "old")
-    write = type(path).write_bytes
-
-    def fail(self, content):
-        write(self, content[:1])
-        raise error
-
-    monkeypatch.setattr(type(path), "write_bytes", fail)
-    with pytest.raises(type(error)):
-        write_text(path, "new")
-    with pytest.raises(type(error)):
-        save_tensors({"w": torch.ones(2)}, tmp_path / "w.safetensors")
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"file.txt": "old"}
 
 
 # --- giving it back --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The command line: `sntg train`, `sntg demo`, and lists of what there is. No logic lives here."""
+"""The command line: train, resume, recipe, split, data fetch, demo, and lists of what there is. No logic lives here."""
 
 import sys
 from concurrent.futures.process import BrokenProcessPool

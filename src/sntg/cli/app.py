@@ -1,6 +1,7 @@
 """The commands and their help."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +31,10 @@ app.add_typer(data_app, name="data")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 DatasetName = Annotated[str, typer.Argument(help="A dataset by name; see `sntg datasets`.")]
-Labels = Annotated[str, typer.Option(help="How many labels to keep, evenly over the classes, or `all`.")]
+Labels = Annotated[
+    str,
+    typer.Option(help="How many labels to keep (evenly over the classes, unless the recipe says otherwise), or `all`."),
+]
 Seed = Annotated[int, typer.Option(help="Decides the labels, the initial weights and every random draw.")]
 Data = Annotated[str, typer.Option(help="The folder with the datasets; by default $SNTG_DATA, or a cache folder.")]
 Settings = Annotated[
@@ -159,11 +163,11 @@ def models(
 
 
 def _labels(text: str, split_file: str) -> int | str:
-    if split_file or text == "all":
+    if text == "all" or (split_file and not text):
         return "all"
     if not text:
         raise UsageError("say how many labels to keep: --labels 4000, or --labels all")
-    if not text.lstrip("-").isdigit():
+    if not re.fullmatch("-?[0-9]{1,18}", text):
         raise UsageError(f"--labels {text!r} is neither a whole number nor `all`")
     return int(text)
 

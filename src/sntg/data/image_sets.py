@@ -149,7 +149,7 @@ CIFAR10 = ImageSet(
     line="32x32 colour pictures of 10 kinds of things",
     shape=(3, 32, 32),
     folders=("cifar-10-batches-bin", "cifar10", "."),
-    train=(  # each batch has counts of its own, so that one in another's place can be named
+    train=(  # each batch has counts of its own: one in another's place would change every split
         Piece(("data_batch_1.bin",), (1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981)),
         Piece(("data_batch_2.bin",), (984, 1007, 1010, 995, 1010, 988, 1008, 1026, 987, 985)),
         Piece(("data_batch_3.bin",), (994, 1042, 965, 997, 990, 1029, 978, 1015, 961, 1029)),

@@ -77,11 +77,10 @@ nowhere/cifar100; `sntg data fetch cifar100` downloads it, or name another folde
 def _read_part(images: ImageSet, found: Found, pieces: Sequence[Piece]) -> tuple[Pixels, Classes]:
     paths = [[found.files[file] for file in piece.files] for piece in pieces]
     read = [_read_piece(images, files, sum(piece.counts)) for files, piece in zip(paths, pieces, strict=True)]
-    counts = [np.bincount(y, minlength=images.classes) for _, y in read]
-    expected = [np.array(piece.counts) for piece in pieces]
-    if not np.array_equal(sum(counts), sum(expected)):  # the files may share the images out in another way
-        first = next(i for i in range(len(read)) if not np.array_equal(counts[i], expected[i]))
-        raise wrong(paths[first][-1], *_counts_that_differ(expected[first], counts[first]))
+    for files, piece, (_, y) in zip(paths, pieces, read, strict=True):
+        counts, expected = np.bincount(y, minlength=images.classes), np.array(piece.counts)
+        if not np.array_equal(counts, expected):
+            raise wrong(files[-1], *_counts_that_differ(expected, counts))
     return np.concatenate([x for x, _ in read]), np.concatenate([y for _, y in read])
 
 

@@ -1,10 +1,8 @@
 """A split as a text file that people and np.loadtxt read: `#` comments, then `index class`, one line a labelled row."""
 
-import os
 import re
 import reprlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from sntg.data.splits import UNLABELLED, Split, hold_out
 from sntg.errors import UsageError
+from sntg.files import write_text
 
 
 def write_split(path: Path | str, split: Split, header: str) -> None:
@@ -45,15 +44,10 @@ def write_rows(path: Path | str, rows: Tensor, header: str) -> None:
 
 
 def _write(path: Path | str, comments: Iterable[str], lines: Iterable[str]) -> None:
-    """Writes beside, then renames."""
-    beside = Path(f"{path}.{os.getpid()}.partial")
     text = "\n".join([*(f"# {comment}".rstrip() for comment in comments), *lines]) + "\n"
     try:
-        beside.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(beside, path)
+        write_text(Path(path), text)
     except OSError as e:
-        with suppress(OSError):  # nothing is left of a write that failed
-            beside.unlink(missing_ok=True)
         raise UsageError(f"the split file {str(path)!r} cannot be written: {e.strerror}") from None
 
 

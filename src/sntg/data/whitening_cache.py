@@ -2,9 +2,8 @@
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sntg.data.folders import cache_folder
+from sntg.files import write_bytes
 
 FORMAT = 1  # raise it when a file, or the numbers in it, mean something else than before
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class ZCA:
 def read_or_fit(label: str, pixels: int, fit: Callable[[], ZCA]) -> ZCA:
     """The ZCA called `label` from the cache folder; if it is not there or damaged, `fit()`, which is then put there.
 
-    >>> import tempfile, unittest.mock
+    >>> import os, tempfile, unittest.mock
     >>> fit = unittest.mock.Mock(return_value=ZCA(torch.zeros(1).double(), torch.ones(1, 1).double()))
     >>> with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.dict(os.environ, SNTG_CACHE=folder):
     ...     first, second = read_or_fit("mine", 1, fit), read_or_fit("mine", 1, fit)
@@ -100,13 +100,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, zca: ZCA) -> None:
-    """Writes beside, then renames. A cache that cannot be written costs time, no more: a warning."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    """Keeps a ZCA. A cache that cannot be written costs time, no more: a warning."""
+    content = save({"mean": zca.mean, "matrix": zca.matrix.contiguous()}, {"sha256": zca.sha256()})
     try:
-        beside.write_bytes(save({"mean": zca.mean, "matrix": zca.matrix.contiguous()}, {"sha256": zca.sha256()}))
-        os.replace(beside, path)
+        write_bytes(path, content)
     except OSError as e:
         logger.warning("whitening: not kept for the next run, because %s cannot be written: %s", path, e)
-    finally:
-        with suppress(OSError):  # nothing is left of a write that failed
-            beside.unlink(missing_ok=True)

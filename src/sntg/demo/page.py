@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader
 
 import sntg
 from sntg.demo.plan import LABELS, METHODS, departures
+from sntg.files import write_text
 from sntg.training import Trained
-from sntg.training.run_folder import write_text
 
 TITLES = {"two-moons": "Two moons", "four-spins": "Four spins", "digits": "Handwritten digits"}
 

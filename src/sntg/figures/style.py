@@ -1,6 +1,6 @@
 """What the figures share: colours that survive colour blindness, no clutter, written whole or not at all."""
 
-import os
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
@@ -9,12 +9,14 @@ matplotlib.use("Agg")  # files only: never a window, and it works without a disp
 
 from matplotlib.figure import Figure
 
+from sntg.files import write_bytes
+
 # Okabe and Ito's palette, then two more hues for ten classes.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999", "#6A3D9A", "#8C564B"]
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a PNG beside its name, then renames it."""
-    beside = path.with_name(path.name + ".partial")
-    figure.savefig(beside, format="png", dpi=130, bbox_inches="tight")
-    os.replace(beside, path)
+    """Writes a PNG."""
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", dpi=130, bbox_inches="tight")
+    write_bytes(path, drawn.getvalue())

@@ -95,9 +95,10 @@ class Config:
         return asdict(self)
 
 
+LARGEST = 2**31 - 1  # of every whole number
 # Bounds of the numeric settings: name -> (lowest, highest); None is no bound.
 BOUNDS: dict[str, tuple[float | None, float | None]] = {
-    "seed": (0, 2**31 - 1),
+    "seed": (0, LARGEST),
     "epochs": (1, None),
     "validation": (0, None),
     "epoch_steps": (0, None),
@@ -173,6 +174,7 @@ def check_bounds(config: Config) -> None:
     """Refuses a number out of its range."""
     for key, (low, high) in BOUNDS.items():
         value = getattr(config, key)
+        high = LARGEST if high is None and TYPES[key] is int else high
         if not ((low is None or value >= low) and (high is None or value <= high) and abs(value) < float("inf")):
             limits = f"at least {low}" if high is None else f"between {low} and {high}"
             raise UsageError(f"{key} = {value} is out of range: it must be {limits}")
@@ -194,6 +196,11 @@ def check_batches(config: Config, points: int, separate: bool) -> None:
     """Refuses batches the data or the method cannot have."""
     if config.batch > points:
         raise UsageError(f"batch = {config.batch} is more than the {points} training points of {config.dataset}")
+    if not config.epoch_steps and points < (config.batch or config.labelled_batch):
+        raise UsageError(
+            f"labelled_batch = {config.labelled_batch} is more than the {points} training points, so an epoch has no "
+            "step: say how many it has, epoch_steps=100"
+        )
     if separate and not (config.batch and config.labelled_batch):
         raise UsageError(
             f"{config.method} needs batch and labelled_batch above 0: it draws the two parts of a step apart"

@@ -10,7 +10,7 @@ on from there to the same bits.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -283,7 +283,7 @@ class Stack:
 
     def _graph_term(self) -> GraphTerm:
         c = self.shared
-        graph = build_graph(self.configs, self.batches.x)
+        graph = build_graph(self.configs, self.batches.x, [i.split for i in self.inputs])
         return GraphTerm(graph, c.pairs, c.n_pairs, c.margin, c.graph_labels == "merge")
 
     def _initialise_from_data(self) -> None:
@@ -307,24 +307,8 @@ def _seeded_model(config: Config) -> Classifier:
 def _schedule(c: Config, inputs: Inputs) -> Schedule:
     labels, points = int((inputs.labels >= 0).sum()), len(inputs.labels)
     factor = labels / points if c.label_factor and labels < points else 1.0
-    return Schedule(
-        c.epochs,
-        c.lr,
-        c.w_max,
-        factor,
-        c.k,
-        c.ent,
-        c.ramp_up,
-        c.ramp_down,
-        c.graph_start,
-        c.graph_ramp,
-        c.decay,
-        c.skip_first,
-        c.ema,
-        c.beta2,
-        c.early_momentum,
-        c.early_epochs,
-    )
+    same = {f.name for f in fields(Schedule)} & set(c.as_dict()) - {"label_factor"}  # what both call alike
+    return Schedule(lr_max=c.lr, label_factor=factor, **{name: getattr(c, name) for name in same})
 
 
 @contextmanager

@@ -17,7 +17,7 @@ class EpochLog:
     """The sums of one epoch. `truth` (runs, N) are the true classes, which training itself never sees.
 
     losses: (terms, runs), summed in float64; a sum that is not a number any more stays as it is, and `fine` counts the
-    steps before. counts: (5, runs), of the teacher's mistakes and opinions, and of the graph's hits, neighbours and true
+    steps before. counts: (5, runs), of the teacher's mistakes and opinions, and the graph's hits, neighbours and true
     pairs.
     """
 

@@ -11,8 +11,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from sntg.data import count_rows, entry
+from sntg.errors import UsageError
 from sntg.methods import parse
-from sntg.training.config import Config, config_from
+from sntg.training.config import LARGEST, Config, config_from
 
 RAMPS = ("ramp_up", "ramp_down", "graph_start", "graph_ramp", "early_epochs")
 PAPER, LAINE, TARVAINEN, MIYATO, OURS = "paper", "Pi/TempEns code", "Mean Teacher code", "VAT code", "ours"
@@ -62,8 +63,15 @@ IMAGES = "mnist fashion-mnist svhn cifar10 cifar100"
 PI = {"model": "conv13", "normalisation": "mean-only", "epochs": 300, "batch": 100, "lr": 3e-3, "beta2": 0.999}
 PI |= {"ramp_up": 80, "ramp_down": 50, "w_max": 100.0, "consistency": "mse", "noise": 0.15, "dropout": 0.5}
 PI |= {"bn_momentum": 0.999}
-GRAPH = {"k": 0.4, "margin": 1.0, "graph": "hard", "pairs": "half"}
-IN_THE_CODE = {"label_factor": True, "skip_first": True, "graph_labels": "merge", "ema": 0.999, "report": "ema"}
+GRAPH = {"k": 0.4, "margin": 1.0, "graph": "hard"}
+IN_THE_CODE = {
+    "pairs": "half",
+    "label_factor": True,
+    "skip_first": True,
+    "graph_labels": "merge",
+    "ema": 0.999,
+    "report": "ema",
+}
 IN_THE_CODE |= {"split": "balanced", "decay": "gauss", "stepwise": False, "padding": "reflect"}
 
 # Steps of Mean Teacher's and VAT's code, in epochs of 500 and 400 steps.
@@ -117,7 +125,7 @@ RECIPES: list[Row] = [
     Row("svhn", "tempens*", SNTG_CODE, {"w_max": 3000.0}, labels="all", noise=50.0),
     Row(IMAGES, "mt*", TARVAINEN, MEAN_TEACHER),
     Row("mnist fashion-mnist", "mt*", OURS, {"lr": 1e-3}),  # its code has no MNIST
-    Row("cifar10 cifar100", "mt*", TARVAINEN, {"whitening": "gcn-zca"}),
+    Row("cifar10 cifar100", "mt*", TARVAINEN, {"whitening": "gcn-zca", "epoch_steps": 500}),
     Row("svhn", "mt*", TARVAINEN, SVHN_500 | ONE_LABELLED | {"epochs": 360}, labels="some"),
     Row("svhn", "mt*", TARVAINEN, SVHN_500 | ALL_LABELLED | {"epochs": 360}, labels="all"),
     Row(IMAGES, "vat*", MIYATO, VAT | VAT_IMAGES),
@@ -181,10 +189,9 @@ def resolve(dataset: str, labels: int | str, method: str, seed: int = 0, **setti
         settings.get("label_noise", 0.0),
         settings.get("augment", True),
     ).values
-    if 1 <= settings.get("epochs", 0) < float("inf"):  # any other number of them is refused by Config
-        values |= _scaled_ramps(values, settings["epochs"])
-    chosen = tuple(sorted(key for key in settings if key not in RUN_ARGUMENTS))
-    values |= settings | {"overridden": chosen}
+    if 1 <= settings.get("epochs", 0) <= LARGEST:  # any other number of them is refused by Config
+        settings = _scaled_ramps(values, settings["epochs"]) | settings
+    values |= settings | {"overridden": tuple(sorted(set(settings) - RUN_ARGUMENTS))}
     return config_from({"dataset": dataset, "labels": labels, "method": method, "seed": seed} | values)
 
 
@@ -192,16 +199,19 @@ RUN_ARGUMENTS = {"device", "data", "validation", "split_file", "tensorboard"}  #
 
 
 def _label_count(dataset: str, labels: int | str, settings: dict[str, Any]) -> int | str:
+    points, held_out = entry(dataset).points, settings.get("validation", 0)
     if settings.get("split_file"):
-        return count_rows(settings["split_file"])
-    if labels == "all":
-        return int(entry(dataset).points - settings.get("validation", 0))
-    return labels
+        named = count_rows(settings["split_file"])
+        if labels not in ("all", named):
+            raise UsageError(f"labels = {labels}, and the split file {settings['split_file']!r} names {named} points")
+        return points - held_out if named == points else named
+    return int(points - held_out) if labels == "all" else labels
 
 
 def _scaled_ramps(values: dict[str, Any], epochs: int) -> dict[str, int]:
-    """The recipe's ramps for another number of epochs."""
+    """The recipe's ramps for another number of epochs, those that change."""
     defaults = {f.name: f.default for f in fields(Config)}
     share = epochs / values.get("epochs", defaults["epochs"])
     full = {key: values.get(key, defaults[key]) for key in RAMPS}
-    return {key: max(1, round(length * share)) if length else 0 for key, length in full.items()}
+    scaled = {key: max(1, round(length * share)) if length else 0 for key, length in full.items()}
+    return {key: length for key, length in scaled.items() if length != full[key]}

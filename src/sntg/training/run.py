@@ -111,15 +111,17 @@ def _carry_on(runs: Stack, folder: RunFolder, board: Board | None, on_epoch: OnE
             if runs.finished or time.monotonic() - written >= runs.shared.checkpoint_seconds:
                 _checkpoint(runs, folder)
                 written = time.monotonic()
-        (trained,) = runs.trained()
-        _finish(trained, folder, board)
+    # The signals are themselves again: the last checkpoint is written, and what follows can be done anew.
+    (trained,) = runs.trained()
+    _finish(trained, folder, board)
     return trained
 
 
 def _check_same(config: Config, settings: dict[str, Any]) -> None:
     """Refuses to go on with other settings than the checkpoint was written with: config.json has been changed."""
     for key, value in config.as_dict().items():
-        then = tuple(settings[key]) if isinstance(settings[key], list) else settings[key]
+        then = settings.get(key, value)
+        then = tuple(then) if isinstance(then, list) else then
         if value != then and key not in FREE:
             raise UsageError(f"{key} is {value} in the run's {CONFIG} and was {then} when its checkpoint was written")
 

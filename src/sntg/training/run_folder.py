@@ -13,10 +13,9 @@ A file appears under its name only when it is whole: it is written beside and re
 """
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,13 @@ from torch import Tensor, nn
 
 from sntg.data import Split, entry, write_rows, write_split
 from sntg.errors import DivergenceError, UsageError
+from sntg.files import write_bytes, write_text
 from sntg.models import Classifier, build
 from sntg.training.config import Config, config_from
 
 CONFIG, METRICS, WEIGHTS, FEATURES = "config.json", "metrics.jsonl", "model.safetensors", "features.safetensors"
 SPLIT, VALIDATION, LOCK = "split.txt", "validation.txt", ".lock"
+BEFORE_CONFIG = (SPLIT, VALIDATION, LOCK)  # what a run killed before it had settings leaves: the folder is free
 
 
 class RunFolder:
@@ -102,7 +103,7 @@ class RunFolder:
 def check_free(path: Path) -> None:
     """Refuses an output folder that holds something already or that cannot be written to."""
     try:
-        if path.is_dir() and any(p.name != LOCK for p in path.iterdir()):
+        if path.is_dir() and any(p.name not in BEFORE_CONFIG for p in path.iterdir()):
             raise UsageError(f"the output folder {str(path)!r} is not empty: choose a new one")
     except OSError as e:
         raise UsageError(f"the output folder {str(path)!r} cannot be read: {e.strerror}") from None
@@ -121,25 +122,8 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"the output folder {str(path)!r} cannot be written: {e.strerror}") from None
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a text beside, then renames."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Writes beside, then renames; of a write that fails nothing is left."""
-    beside = path.with_name(path.name + ".partial")
-    try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    except BaseException:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
-
-
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Writes tensors by name, beside first, then renamed."""
+    """Writes tensors by name."""
     write_bytes(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
 
 
@@ -180,5 +164,5 @@ def read_config(folder: Path, keep_device: bool = False) -> Config:
         return config_from(values if keep_device else values | {"device": "cpu"})
     except FileNotFoundError:
         raise UsageError(f"{str(folder)!r} is not a run folder: it has no {CONFIG}") from None
-    except (OSError, ValueError, TypeError, AttributeError) as e:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as e:
         raise UsageError(f"{str(folder / CONFIG)!r} cannot be read: {e}") from None
