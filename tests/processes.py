@@ -6,6 +6,7 @@ is what `python -m sntg` does.
 
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import sys
@@ -39,6 +40,15 @@ class Sntg:
 
     def send(self, number):
         os.kill(self.pid, number)
+
+    def hears(self, number):
+        """Whether the process has a handler for a signal; where that cannot be seen, after a while."""
+        status = Path(f"/proc/{self.pid}/status")
+        if not status.exists():
+            time.sleep(1.0)
+            return True
+        caught = int(re.search(r"^SigCgt:\s*(\w+)", status.read_text(), flags=re.M)[1], 16)
+        return bool(caught >> (number - 1) & 1)
 
     def kill(self):
         """SIGKILL, and wait until it is gone."""

@@ -517,7 +517,7 @@ def test_ctrl_c_ends_with_code_130_and_keeps_and_names_the_folder(cli, tmp_path,
     assert out == ""
     assert "Traceback" not in err
     quoted = f"'{tmp_path / name}'" if "[" in name else tmp_path / name
-    assert err.splitlines()[-1] == f"stopped; `sntg resume {quoted}` goes on from its last checkpoint"
+    assert err.splitlines()[-1] == f"sntg: stopped; `sntg resume {quoted}` goes on from its last checkpoint"
     assert files(tmp_path / name) == BEGUN
     assert len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) == 2
 
@@ -527,7 +527,7 @@ def test_ctrl_c_before_training_has_begun_has_nothing_to_go_on_with(cli, tmp_pat
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sntg.training.loop.load_inputs", stop)
-    assert cli(*train(tmp_path / "RUN")) == (130, "", "stopped\n")
+    assert cli(*train(tmp_path / "RUN")) == (130, "", "sntg: stopped\n")
     assert files(tmp_path) == []
 
 

@@ -76,7 +76,7 @@ def _show(config: Config, out: Path, work: Callable[[Display], Trained]) -> None
         _stop("stopped" + _hint(out, "goes on from its last checkpoint"), 130)
     except OSError as e:
         cure = "when there is room again" if e.errno in FULL else "when that is put right"
-        _stop(f"sntg: stopped by the system: {e}" + _hint(out, f"goes on {cure}"), 1)
+        _stop(f"stopped by the system: {e}" + _hint(out, f"goes on {cure}"), 1)
     what = f"{config.method} on {config.dataset}, {config.labels} labels, seed {config.seed}"
     where = "held-out training points" if config.validation else "test points"
     last = trained.history[-1]
@@ -86,7 +86,7 @@ def _show(config: Config, out: Path, work: Callable[[Display], Trained]) -> None
 
 
 def _stop(line: str, code: int) -> NoReturn:
-    print(line, file=sys.stderr)
+    print(f"sntg: {line}", file=sys.stderr)
     sys.exit(code)
 
 
