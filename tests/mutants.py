@@ -56,7 +56,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("torch.no_grad(), frozen_statistics(self.model)", "torch.no_grad()"),
     ],
     ("methods/base.py", "methods/test_base.py"): [
-        ("list(self.model.parameters()), 1 - ema)", "list(self.model.parameters()), ema)"),  # which way it moves
+        ("*self._weights, 1 - ema", "*self._weights, ema"),  # which way it moves
         (".requires_grad_(False)", ""),
         ("torch._foreach_copy_(list(self.average.buffers()), list(self.model.buffers()))", "pass"),
         ("self.augment(self.flip(x))", "self.augment(x)"),
@@ -106,6 +106,13 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("(epochs - epoch) / length)", "(epochs - epoch) / epochs)"),  # VAT's decay is in the last epochs only
         ("0.9 if epoch < self.epochs - self.ramp_down else 0.5", "0.9"),  # and beta1 jumps when it starts
         ("if epoch < self.early_epochs", "if epoch <= self.early_epochs"),
+    ],
+    ("training/batches.py", "training/test_batches.py"): [
+        ("torch.full_like(rest.labels, -1)", "rest.labels"),  # Mean Teacher's 99 come without labels
+        (">= labelled_batch\n", "> labelled_batch\n"),
+    ],
+    ("training/loop.py", "training/test_loop.py"): [
+        ("self.batches.load_state(before)", "before"),  # an epoch is one shuffle
     ],
     ("training/adam.py", "training/test_adam.py"): [
         ("lerp_(self.gradient, 1 - beta1)", "lerp_(self.gradient, beta1)"),

@@ -305,8 +305,7 @@ def _seeded_model(config: Config) -> Classifier:
 
 
 def _schedule(c: Config, inputs: Inputs) -> Schedule:
-    labels, points = int((inputs.labels >= 0).sum()), len(inputs.labels)
-    factor = labels / points if c.label_factor and labels < points else 1.0
+    factor = float((inputs.labels >= 0).double().mean()) if c.label_factor else 1.0  # L/N; all labels are a factor of 1
     same = {f.name for f in fields(Schedule)} & set(c.as_dict()) - {"label_factor"}  # what both call alike
     return Schedule(lr_max=c.lr, label_factor=factor, **{name: getattr(c, name) for name in same})
 
