@@ -13,8 +13,9 @@ import pytest
 import torch
 from image_fixtures import content, idx, small, write_piece, write_set
 
+from sntg.data.dataset import content_hash
 from sntg.data.image_sets import IMAGE_SETS, ImageSet
-from sntg.data.images import content_hash, find, only_pickled, read_images
+from sntg.data.images import find, only_pickled, read_images
 from sntg.errors import UsageError
 
 SMALL = {name: small(images) for name, images in IMAGE_SETS.items()}

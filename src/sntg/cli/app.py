@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import sntg
-from sntg.cli.data import data_app, dataset_rows
+from sntg.cli.data import DataFolder, data_app, dataset_rows
 from sntg.cli.progress import resume_with_progress, train_with_progress
 from sntg.cli.splits import export_split
 from sntg.cli.tables import model_rows, recipe_rows
@@ -36,7 +36,6 @@ Labels = Annotated[
     typer.Option(help="How many labels to keep (evenly over the classes, unless the recipe says otherwise), or `all`."),
 ]
 Seed = Annotated[int, typer.Option(help="Decides the labels, the initial weights and every random draw.")]
-Data = Annotated[str, typer.Option(help="The folder with the datasets; by default $SNTG_DATA, or a cache folder.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
 ]
@@ -67,7 +66,7 @@ def train(
         Path | None, typer.Option(help="A new folder for the run; by default runs/DATASET-LABELS-METHOD-SEED.")
     ] = None,
     settings: Settings = None,
-    data: Data = "",
+    data: DataFolder = "",
     validation: Annotated[
         int, typer.Option(help="Hold out this many training points and test on them instead of the test set.")
     ] = 0,
@@ -88,7 +87,7 @@ def train(
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(help="The folder of an interrupted run.")],
-    data: Data = "",
+    data: DataFolder = "",
 ) -> None:
     """Go on with an interrupted run, to the same result as if nothing had happened."""
     resume_with_progress(run, data)
@@ -114,7 +113,7 @@ def split(
     seed: Seed = 0,
     kind: Annotated[str, typer.Option(help="balanced, or unbalanced.")] = "balanced",
     noise: Annotated[float, typer.Option(help="Percent of the labels to replace by random ones.")] = 0.0,
-    data: Data = "",
+    data: DataFolder = "",
 ) -> None:
     """Write which training points keep their labels into an index file; `sntg train --split` reads it."""
     print(export_split(dataset, _labels(labels, ""), seed, kind, noise, data, out))
@@ -141,7 +140,7 @@ def methods(as_json: Json = False) -> None:
 
 
 @app.command()
-def datasets(as_json: Json = False, data: Data = "") -> None:
+def datasets(as_json: Json = False, data: DataFolder = "") -> None:
     """List the datasets, and which of them are on disk."""
     _show(dataset_rows(data_folder(data)), as_json)
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from sntg.data.augmentation import PADDINGS, flip, translate
-from sntg.data.dataset import Dataset, Entry
+from sntg.data.dataset import Dataset, Entry, content_hash
 from sntg.data.digits import DIGITS
 from sntg.data.folders import data_folder
 from sntg.data.image_sets import IMAGE_SETS, ImageSet
-from sntg.data.images import content_hash, read_images
+from sntg.data.images import read_images
 from sntg.data.split_files import count_rows, read_split, write_rows, write_split
 from sntg.data.splits import SPLITS, UNLABELLED, Split, balanced_split, check_label_count, make_split
 from sntg.data.synthetic import FOUR_SPINS, TWO_MOONS

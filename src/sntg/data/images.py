@@ -1,6 +1,5 @@
 """Image sets from disk: where their files are, and the checks they pass before anything is trained on them."""
 
-import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sntg.data.dataset import Dataset
+from sntg.data.dataset import Dataset, content_hash
 from sntg.data.formats import Classes, Pixels, wrong
 from sntg.data.image_sets import ImageSet, Piece
 from sntg.errors import UsageError
@@ -97,20 +96,6 @@ def _counts_that_differ(expected: Classes, found: Classes) -> tuple[str, str]:
     """The first class whose count is wrong; a hundred of them would fill the screen."""
     c = int(np.flatnonzero(expected != found)[0])
     return f"{expected[c]} images of class {c}", f"{found[c]}"
-
-
-def content_hash(*arrays: Pixels | Classes) -> str:
-    """The sha256 of arrays, shapes included: re-made files of the same content have the same.
-
-    >>> content_hash(np.arange(4).reshape(2, 2)) == content_hash(np.arange(4))
-    False
-    """
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(f"{array.shape}".encode())
-        # The same bytes on every machine, whichever end of a number it puts first.
-        digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
-    return digest.hexdigest()
 
 
 def only_pickled(images: ImageSet, folder: Path) -> Path | None:

@@ -4,14 +4,13 @@ Everything is computed in float64, a chunk of images at a time, so that a whole 
 is float32. What a ZCA learns from the training images is kept in the cache folder.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from sntg.data.dataset import Dataset
+from sntg.data.dataset import Dataset, content_hash
 from sntg.data.whitening_cache import ZCA, read_or_fit
 from sntg.errors import UsageError, unknown
 
@@ -100,7 +99,8 @@ def whiten(data: Dataset, name: str, device: torch.device | str = "cpu") -> Data
     worker = torch.device(device if torch.device(device).type == "cuda" else "cpu")  # others may lack float64
     zca = None
     if scales is not None:
-        label, pixels = f"{name}-{_sha256(data.train_x)}", data.train_x[0].numel()
+        # Of the images fitted on, not of the dataset they once came from: a part of a set has a ZCA of its own.
+        label, pixels = f"{name}-{content_hash(data.train_x.numpy())}", data.train_x[0].numel()
         zca = read_or_fit(label, pixels, lambda: _fit(data.train_x, prepare, scales, worker))
     train_x, test_x = (_apply(x, prepare, zca, worker) for x in (data.train_x, data.test_x))
     return replace(data, train_x=train_x, test_x=test_x)
@@ -117,13 +117,6 @@ def _check(data: Dataset, name: str) -> None:
         if x.dtype != torch.uint8 and not _RECIPES[name].takes_floats:
             kind = str(x.dtype).removeprefix("torch.")
             raise UsageError(f"{data.name}: whitening {name!r} takes uint8 pixels, not {kind}: use 'none' or 'norm'")
-
-
-def _sha256(x: Tensor) -> str:
-    """Of the images fitted on, not of the dataset they once came from: a part of a set has a ZCA of its own."""
-    digest = hashlib.sha256(repr(tuple(x.shape)).encode())
-    digest.update(x.contiguous().numpy().data)
-    return digest.hexdigest()
 
 
 def _fit(x: Tensor, prepare: Map, scales: Map, worker: torch.device) -> ZCA:

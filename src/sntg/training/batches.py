@@ -59,8 +59,7 @@ class Batches:
             everything = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
             self.streams["all"] = Shuffled(everything, batch)
         if labelled_batch:
-            labelled = torch.stack([run.nonzero()[:, 0] for run in labels >= 0])
-            self.streams["labelled"] = Shuffled(labelled, labelled_batch)
+            self.streams["labelled"] = Shuffled(self.labelled_rows(), labelled_batch)
         self.unlabelled = torch.arange(labelled_batch + batch, device=x.device) >= labelled_batch
 
     def next(self) -> Batch:
@@ -77,6 +76,10 @@ class Batches:
             torch.cat([labelled.rows, rest.rows], 1),
             unlabelled=self.unlabelled,
         )
+
+    def labelled_rows(self) -> Tensor:
+        """The rows that have a label, (runs, L)."""
+        return torch.stack([run.nonzero()[:, 0] for run in self.labels >= 0])
 
     def pick(self, rows: Tensor) -> Batch:
         """The batch of the given rows (runs, n)."""

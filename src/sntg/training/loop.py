@@ -262,9 +262,8 @@ class Stack:
         if not self.shared.bn_batches:
             return model
         copy = deepcopy(model)
-        labelled = torch.stack([run.nonzero()[:, 0] for run in self.batches.labels >= 0])
         with own_randomness(self.shared):  # evaluation takes no random numbers from training
-            stream = Shuffled(labelled, self.shared.labelled_batch or self.shared.batch)
+            stream = Shuffled(self.batches.labelled_rows(), self.shared.labelled_batch or self.shared.batch)
             rows = (stream.next() for _ in range(self.shared.bn_batches))
             estimate_statistics(copy, (self.batches.pick(r).x for r in rows))
         return copy
