@@ -13,9 +13,9 @@ not the default.
 from collections.abc import Callable
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import grad, jvp, vjp
 
 from sntg.errors import UsageError
 from sntg.losses import consistency_kl
@@ -68,22 +68,20 @@ def unit(d: Tensor, event_dims: int = 1) -> Tensor:
     return d / (1e-6 + d.square().sum(axes, keepdim=True)).sqrt()
 
 
+@torch.no_grad()
 def _hessian_product(predict: Predict, x: Tensor, d: Tensor) -> Tensor:
     """J^T (diag(p) - p p^T) J d in one forward pass that carries the tangent J d, and one reverse pass."""
-    with forward_ad.dual_level(), torch.enable_grad():
-        x = x.detach().requires_grad_()
-        logits, tangent = forward_ad.unpack_dual(predict(forward_ad.make_dual(x, d)))  # type: ignore[no-untyped-call]
-        p = F.softmax(logits.detach(), -1)
-        v = p * tangent.detach()
-        v = v - p * v.sum(-1, keepdim=True)
-        (product,) = torch.autograd.grad(logits, x, v)
+    logits, transposed, tangent = vjp(lambda x: jvp(predict, (x,), (d,)), x, has_aux=True)  # type: ignore[misc]
+    p = F.softmax(logits, -1)
+    v = p * tangent
+    product: Tensor
+    (product,) = transposed(v - p * v.sum(-1, keepdim=True))
     return product
 
 
+@torch.no_grad()
 def _difference_product(predict: Predict, x: Tensor, d: Tensor, xi: float) -> Tensor:
     """The reference code's estimate of H d: each row's gradient of KL(p(x) || p(x + r)) at r = xi d, over xi."""
-    with torch.enable_grad():
-        p = F.softmax(predict(x).detach(), -1)
-        r = (xi * d.detach()).requires_grad_()
-        (gradient,) = torch.autograd.grad(consistency_kl(predict(x + r), p).sum(), r)
+    p = F.softmax(predict(x), -1)
+    gradient: Tensor = grad(lambda r: consistency_kl(predict(x + r), p).sum())(xi * d)
     return gradient * (p.shape[-2] / xi)  # the loss is a mean over the rows; without this `unit` could not lengthen it

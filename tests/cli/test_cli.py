@@ -23,6 +23,7 @@ from sntg.models import build
 from sntg.training import resolve
 from sntg.training.config import ARGUMENTS
 
+HOW = "engine eager, float32, on cpu"  # what a run says first
 QUICK = ["--set", "epochs=2", "--set", "batch=1000"]
 BEGUN = ["config.json", "metrics.jsonl", "split.txt"]
 FINISHED = sorted([*BEGUN, "features.safetensors", "figures", "model.safetensors"])
@@ -74,14 +75,15 @@ def test_python_m_sntg_trains_into_a_folder(tmp_path):
     assert files(tmp_path) == ["RUN"]
     assert files(tmp_path / "RUN") == FINISHED
     config = json.loads((tmp_path / "RUN/config.json").read_text())
-    hashed = {"data_hash": sntg.load_dataset("two-moons", 4).content_hash, "overridden": SET_OR_SCALED}
-    assert config == resolve("two-moons", 12, "pi", seed=4, epochs=2, batch=1000).as_dict() | hashed
+    written = {"data_hash": sntg.load_dataset("two-moons", 4).content_hash, "overridden": SET_OR_SCALED}
+    written |= {"engine": "eager", "precision": "float32"}
+    assert config == resolve("two-moons", 12, "pi", seed=4, epochs=2, batch=1000).as_dict() | written
     last = json.loads((tmp_path / "RUN/metrics.jsonl").read_text().splitlines()[-1])
     assert done.stdout == (
         f"pi on two-moons, 12 labels, seed 4: {last['error']:.2f} % error on 6000 test points "
         f"(averaged weights {last['ema_error']:.2f}, raw {last['student_error']:.2f})\nrun folder: RUN\n"
     )
-    assert [line.split("  ")[0] for line in done.stderr.splitlines()] == ["epoch 1/2", "epoch 2/2"]
+    assert [line.split("  ")[0] for line in done.stderr.splitlines()] == [HOW, "epoch 1/2", "epoch 2/2"]
 
 
 def test_the_version(cli):
@@ -259,7 +261,8 @@ def test_without_a_terminal_progress_is_one_plain_line_at_a_time(cli, tmp_path):
     """The longest there are: four terms and an error."""
     code, _, err = cli(*train(tmp_path / "RUN", *QUICK, "--set", "batch=3000", method="pi+ent+sntg"))
     assert code == 0
-    lines = err.splitlines()
+    how, *lines = err.splitlines()
+    assert how == HOW
     assert len(lines) == 2
     for epoch, line in enumerate(lines, start=1):
         assert line.startswith(f"epoch {epoch}/2  supervised ")
@@ -546,7 +549,8 @@ def test_a_run_the_system_stops_says_why_and_how_to_go_on(cli, tmp_path, monkeyp
     monkeypatch.setattr("sntg.training.run_folder.RunFolder.add_metrics", fail)
     code, out, err = cli(*train(tmp_path / "RUN", *QUICK))
     assert (code, out) == (1, "")
-    assert err == f"sntg: stopped by the system: {error}; `sntg resume {tmp_path / 'RUN'}` goes on {cure}\n"
+    why = f"sntg: stopped by the system: {error}; `sntg resume {tmp_path / 'RUN'}` goes on {cure}"
+    assert err == f"{HOW}\n{why}\n"
 
 
 def test_the_demo_command_runs_the_demo(cli, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sntg.data import flip, translate
+from sntg.data import centre, crop, flip, pad, translate
 
 
 def distinct_images(*shape: int) -> torch.Tensor:
@@ -87,6 +87,82 @@ def test_the_images_given_are_left_as_they_were():
     images = distinct_images(4, 1, 6, 6)
     translate(images, 2)
     assert torch.equal(images, distinct_images(4, 1, 6, 6))
+
+
+# --- a border kept with the images -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding", ["reflect", "zero"])
+@pytest.mark.parametrize("pixels", [1, 2, 4])
+@pytest.mark.parametrize("leading", [(3,), (2, 3), (2, 2, 3)])
+def test_a_border_is_what_numpy_puts_around_each_image(leading, pixels, padding):
+    images = distinct_images(*leading, 2, 6, 5)
+    mode = {"reflect": "reflect", "zero": "constant"}[padding]
+    around = [(0, 0)] * (images.ndim - 2) + [(pixels, pixels)] * 2
+    np.testing.assert_array_equal(pad(images, pixels, padding), np.pad(images.numpy(), around, mode=mode))
+
+
+@pytest.mark.parametrize("padding", ["reflect", "zero"])
+@pytest.mark.parametrize("pixels", [0, 1, 2, 4])
+@pytest.mark.parametrize("leading", [(3,), (2, 3)])
+def test_the_centre_of_an_image_with_a_border_is_the_image(leading, pixels, padding):
+    images = distinct_images(*leading, 2, 6, 5)
+    assert torch.equal(centre(pad(images, pixels, padding), pixels), images)
+
+
+@pytest.mark.parametrize("padding", ["reflect", "zero"])
+@pytest.mark.parametrize("pixels", [1, 2])
+def test_windows_of_images_with_a_border_are_the_moved_images_all_shifts_alike(pixels, padding):
+    torch.manual_seed(0)
+    images = distinct_images(2, 200, 3, 6, 5)
+    windows = crop(pad(images, pixels, padding), pixels)
+    assert windows.shape == images.shape
+    pairs = zip(windows.flatten(0, 1).numpy(), images.flatten(0, 1).numpy(), strict=True)
+    shifts = [shift_of(m, i, pixels, padding) for m, i in pairs]
+    times = {shift: shifts.count(shift) for shift in shifts}
+    expected = 400 / (2 * pixels + 1) ** 2
+    assert len(times) == (2 * pixels + 1) ** 2
+    assert all(abs(n - expected) < 5 * np.sqrt(expected) for n in times.values())
+
+
+@pytest.mark.parametrize("padding", ["reflect", "zero"])
+def test_cropping_what_has_a_border_is_translating_what_has_none(padding):
+    """The same random numbers give the same windows: keeping the border changes no run."""
+    images = distinct_images(2, 30, 3, 6, 5)
+    kept = pad(images, 2, padding)
+    torch.manual_seed(3)
+    expected = translate(images, 2, padding)
+    torch.manual_seed(3)
+    assert torch.equal(crop(kept, 2), expected)
+
+
+def test_a_reflected_image_has_the_reflected_border_so_flips_may_come_after_it():
+    """Training flips the image and its border together; that is the border of the flipped image."""
+    images = distinct_images(3, 2, 6, 5)
+    for padding in ("reflect", "zero"):
+        assert torch.equal(pad(images, 2, padding).flip(-1), pad(images.flip(-1), 2, padding))
+
+
+def test_windows_are_drawn_anew_at_every_call_and_each_image_has_its_own():
+    torch.manual_seed(0)
+    same = pad(distinct_images(1, 1, 6, 6).expand(50, 1, 6, 6), 2)
+    first, second = crop(same, 2), crop(same, 2)
+    assert not torch.equal(first, second)
+    assert len({tuple(image.flatten().tolist()) for image in first}) > 10
+
+
+def test_without_a_border_nothing_is_done():
+    images = distinct_images(4, 1, 6, 6)
+    assert pad(images, 0) is images
+    assert crop(images, 0) is images
+    assert centre(images, 0) is images
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_type_of_the_images_stays(dtype):
+    """On a GPU they are kept in 16 bits."""
+    padded = pad(torch.ones(3, 1, 6, 6, dtype=dtype), 2)
+    assert padded.dtype == crop(padded, 2).dtype == centre(padded, 2).dtype == flip(padded).dtype == dtype
 
 
 # --- flips -----------------------------------------------------------------------------------------------------------

@@ -294,6 +294,7 @@ class Recorder(Classifier):
     """A network that remembers the images it was shown."""
 
     event_dims = 3
+    runs = (RUNS,)
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from sntg.graph import HardGraph
 from sntg.methods import Batch, GraphTerm, Objective
-from sntg.methods.temporal_ensembling import TemporalEnsembling
+from sntg.methods.temporal_ensembling import STORE, TemporalEnsembling
 from sntg.models import Classifier
 
 EVERYTHING = torch.arange(10).expand(RUNS, 10)
@@ -37,6 +37,11 @@ class Echo(Classifier):
     """A network whose logits are its inputs: what it predicts is what it is shown."""
 
     event_dims = 1
+    runs = (RUNS,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.zeros(1))
 
     def h(self, x: Tensor) -> Tensor:
         return x
@@ -238,6 +243,20 @@ def test_the_store_takes_a_model_of_another_precision():
     method.after_epoch()
     target = method.targets(batch.rows)[0].double()
     torch.testing.assert_close(target, method.model(batch.x).logits.softmax(-1), rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_remembered_stays_where_it_is_in_memory():
+    """A recorded step reads and writes the same memory at every replay: through epochs and loaded states."""
+    method, batch = TemporalEnsembling(make_setup(make_model(0))), make_batch(0)
+    where = {name: getattr(method, name).data_ptr() for name in STORE}
+    start = {name: tensor.clone() for name, tensor in method.state().items()}
+    for _ in range(2):
+        method.passes(batch)
+        method.after_epoch()
+    method.load_state(start)
+    method.passes(batch)
+    assert {name: getattr(method, name).data_ptr() for name in STORE} == where
+    assert all(torch.equal(start[name], torch.zeros_like(start[name])) for name in STORE)  # and is a copy of a state
 
 
 def test_going_back_to_before_the_first_batch_forgets_every_target():

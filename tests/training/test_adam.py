@@ -8,7 +8,7 @@ import references as reference
 import torch
 from torch import nn
 
-from sntg.training.adam import Adam
+from sntg.training.adam import Adam, bias_correction
 
 SHAPES = [(3, 2), (4,), (2, 1, 3, 3)]
 
@@ -30,13 +30,24 @@ def gradients(step):
     return [10.0 ** rng.integers(-6, 3) * rng.normal(size=shape) * (rng.random(shape) < 0.9) for shape in SHAPES]
 
 
-def run(ours, expected, steps=40):
+def give(adam, gradients):
+    """Hands the gradients over as a backward pass leaves them."""
+    for parameter, g in zip(adam.parameters, gradients, strict=True):
+        parameter.grad = torch.from_numpy(g).to(parameter.dtype)
+    adam.gather()
+
+
+def take(adam, lr, t, beta1=0.9, beta2=0.999):
+    """Step number t = 1, 2, ... of the recipe; the number is the caller's to count."""
+    adam.step(lr * bias_correction(beta1, beta2, t), beta1, beta2)
+
+
+def run(ours, expected, steps=40, beta2=0.999):
     """Both through the same steps; yields after each one."""
     for step in range(steps):
         lr, beta1 = schedule(step, steps)
-        for parameter, g in zip(ours.parameters, gradients(step), strict=True):
-            parameter.grad = torch.from_numpy(g).to(parameter.dtype)
-        ours.step(lr, beta1)
+        give(ours, gradients(step))
+        take(ours, lr, step + 1, beta1, beta2)
         for one, g in zip(expected, gradients(step), strict=True):
             one.step(g, lr, beta1)
         yield
@@ -44,12 +55,43 @@ def run(ours, expected, steps=40):
 
 @pytest.mark.parametrize(("beta2", "eps"), [(0.999, 1e-8), (0.99, 1e-8), (0.999, 0.1)])
 def test_every_step_is_the_recipes_while_lr_and_beta1_ramp_down(beta2, eps):
-    ours = Adam(parameters(), beta2, eps)
+    ours = Adam(parameters(), eps)
     expected = [reference.Adam(p.detach().numpy(), beta2, eps) for p in ours.parameters]
-    for _ in run(ours, expected):
+    for _ in run(ours, expected, beta2=beta2):
         for parameter, one in zip(ours.parameters, expected, strict=True):
             np.testing.assert_allclose(parameter.detach().numpy(), one.theta, rtol=1e-12, atol=1e-14)
-    assert ours.steps == 40
+
+
+def test_rates_and_momenta_may_be_tensors_of_the_device():
+    """A step that is recorded once and replayed can have its numbers in no other way."""
+    numbers, tensors = Adam(parameters()), Adam(parameters())
+    for step in range(40):
+        lr, beta1 = schedule(step)
+        beta2 = 0.99 if step < 20 else 0.999
+        for adam in (numbers, tensors):
+            give(adam, gradients(step))
+        rate = lr * bias_correction(beta1, beta2, step + 1)
+        numbers.step(rate, beta1, beta2)
+        tensors.step(*(torch.tensor(value, dtype=torch.float64) for value in (rate, beta1, beta2)))
+    torch.testing.assert_close(tensors.theta, numbers.theta, rtol=1e-14, atol=0)
+
+
+def test_numbers_of_float64_move_float32_weights_without_changing_their_type():
+    adam = Adam(parameters(torch.float32))
+    give(adam, gradients(0))
+    adam.step(*(torch.tensor(value, dtype=torch.float64) for value in (0.1, 0.9, 0.999)))
+    assert adam.theta.dtype == adam.m.dtype == adam.v.dtype == torch.float32
+    expected = Adam(parameters(torch.float32))
+    give(expected, gradients(0))
+    expected.step(0.1, 0.9, 0.999)
+    torch.testing.assert_close(adam.theta, expected.theta, rtol=1e-6, atol=1e-7)
+
+
+def test_the_bias_correction_is_kingma_and_bas():
+    for t in (1, 2, 10, 10_000):
+        expected = math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        assert bias_correction(0.9, 0.999, t) == pytest.approx(expected, rel=1e-15)
+    assert bias_correction(0.5, 0.99, 1) == pytest.approx(math.sqrt(0.01) / 0.5, rel=1e-12)
 
 
 def test_float32_stays_near_the_recipe():
@@ -64,10 +106,10 @@ def test_float32_stays_near_the_recipe():
 
 def test_the_defaults_are_the_recipes():
     ours, expected = Adam(parameters()), [reference.Adam(p.detach().numpy(), 0.999, 1e-8) for p in parameters()]
-    for parameter, one, g in zip(ours.parameters, expected, gradients(0), strict=True):
-        parameter.grad = torch.from_numpy(g)
+    give(ours, gradients(0))
+    for one, g in zip(expected, gradients(0), strict=True):
         one.step(g, 0.1, beta1=0.9)
-    ours.step(0.1)
+    take(ours, 0.1, 1)
     for parameter, one in zip(ours.parameters, expected, strict=True):
         np.testing.assert_allclose(parameter.detach().numpy(), one.theta, rtol=1e-13)
 
@@ -77,9 +119,9 @@ def test_the_bias_correction_uses_the_current_beta1():
     weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     adam = Adam([weight], eps=0.0)
     positions = []
-    for beta1 in (0.9, 0.5):
-        weight.grad = torch.ones_like(weight)
-        adam.step(1.0, beta1)
+    for t, beta1 in enumerate((0.9, 0.5), 1):
+        give(adam, [np.ones(1)])
+        take(adam, 1.0, t, beta1)
         positions.append(weight.item())
     assert positions == pytest.approx([-1.0, -1.0 - 0.55 / 0.75], rel=1e-12)
 
@@ -90,13 +132,11 @@ def test_each_run_has_its_own_learning_rate():
     together = Adam(stacked, runs=3)
     alone = [Adam(parameters()) for _ in lr]
     for step in range(5):
-        for p, g in zip(stacked, gradients(step), strict=True):
-            p.grad = torch.stack([torch.from_numpy(g)] * 3)
-        together.step(lr, 0.7)
+        give(together, [np.stack([g] * 3) for g in gradients(step)])
+        take(together, lr, step + 1, 0.7)
         for adam, rate in zip(alone, lr.tolist(), strict=True):
-            for p, g in zip(adam.parameters, gradients(step), strict=True):
-                p.grad = torch.from_numpy(g)
-            adam.step(rate, 0.7)
+            give(adam, gradients(step))
+            take(adam, rate, step + 1, 0.7)
     for run, adam in enumerate(alone):
         for p, one in zip(stacked, adam.parameters, strict=True):
             torch.testing.assert_close(p[run], one.data, rtol=1e-13, atol=0, check_dtype=True)
@@ -108,9 +148,10 @@ def test_each_run_has_its_own_learning_rate():
 def one_step(eps, gradient=0.5):
     """How far our Adam and torch's move in a first step at rate 1."""
     ours, theirs = (nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2))
-    ours.grad = torch.full_like(ours, gradient)
     theirs.grad = torch.full_like(theirs, gradient)
-    Adam([ours], eps=eps).step(1.0)
+    adam = Adam([ours], eps=eps)
+    give(adam, [np.full(1, gradient)])
+    take(adam, 1.0, 1)
     torch.optim.Adam([theirs], lr=1.0, eps=eps).step()
     return ours.item(), theirs.item()
 
@@ -129,24 +170,68 @@ def test_without_epsilon_it_is_torchs_adam():
     assert ours == pytest.approx(theirs, rel=1e-12)
 
 
-def test_a_step_clears_the_gradients():
+def test_gradients_are_taken_in_and_cleared():
+    """Each at its own parameter's place, and the next backward pass adds nothing to them."""
     adam = Adam(parameters())
-    for p, g in zip(adam.parameters, gradients(0), strict=True):
-        p.grad = torch.from_numpy(g)
-    adam.step(0.1)
-    assert all(p.grad is None or not p.grad.any() for p in adam.parameters)
+    for step in (0, 1):
+        give(adam, gradients(step))
+        assert all(p.grad is None for p in adam.parameters)
+        flat = np.concatenate([g.ravel() for g in gradients(step)])
+        np.testing.assert_array_equal(adam.gradient.numpy(), flat)
+
+
+def test_a_scaled_loss_gives_the_same_steps():
+    """float16's gradients are taken of a larger loss; powers of two scale back exactly."""
+    plain, scaled = Adam(parameters()), Adam(parameters(), loss_scale=1024.0)
+    for step in range(5):
+        give(plain, gradients(step))
+        give(scaled, [1024.0 * g for g in gradients(step)])
+        for adam in (plain, scaled):
+            take(adam, schedule(step)[0], step + 1)
+    assert torch.equal(plain.theta, scaled.theta)
+    assert torch.equal(plain.v, scaled.v)
+
+
+def test_the_parameters_are_views_of_one_tensor_that_every_step_moves():
+    adam = Adam(parameters())
+    before = [p.detach().clone() for p in adam.parameters]
+    give(adam, gradients(0))
+    take(adam, 0.1, 1)
+    flat = torch.cat([p.detach().flatten() for p in adam.parameters])
+    assert torch.equal(adam.theta, flat)
+    assert not any(torch.equal(p, old) for p, old in zip(adam.parameters, before, strict=True))
 
 
 def test_a_missing_gradient_counts_as_zero():
     """The momentum of the steps before still moves the parameter."""
     adam = Adam([nn.Parameter(torch.ones(2, dtype=torch.float64))])
     expected = reference.Adam(np.ones(2))
-    for g in (np.array([1.0, -2.0]), None, None):
+    for t, g in enumerate((np.array([1.0, -2.0]), None, None), 1):
         if g is not None:
             adam.parameters[0].grad = torch.from_numpy(g)
-        adam.step(0.1)
+        adam.gather()
+        take(adam, 0.1, t)
         expected.step(np.zeros(2) if g is None else g, 0.1, 0.9)
     np.testing.assert_allclose(adam.parameters[0].detach().numpy(), expected.theta, rtol=1e-13)
+
+
+def test_one_missing_gradient_beside_others_counts_as_zero_too():
+    """What was gathered at its place the step before is gone."""
+    adam = Adam(parameters())
+    expected = [reference.Adam(p.detach().numpy()) for p in adam.parameters]
+    for step in range(3):
+        given = gradients(step)
+        for p, g in zip(adam.parameters, given, strict=True):
+            p.grad = torch.from_numpy(g)
+        if step:
+            given[1] = np.zeros(SHAPES[1])
+            adam.parameters[1].grad = None
+        adam.gather()
+        take(adam, 0.1, step + 1)
+        for one, g in zip(expected, given, strict=True):
+            one.step(g, 0.1, 0.9)
+    for parameter, one in zip(adam.parameters, expected, strict=True):
+        np.testing.assert_allclose(parameter.detach().numpy(), one.theta, rtol=1e-12)
 
 
 def test_parameters_given_as_a_generator_are_kept():
@@ -159,13 +244,13 @@ def test_parameters_given_as_a_generator_are_kept():
 
 def through(adam, steps):
     for step in steps:
-        for p, g in zip(adam.parameters, gradients(step), strict=True):
-            p.grad = torch.from_numpy(g)
-        adam.step(*schedule(step))
+        give(adam, gradients(step))
+        lr, beta1 = schedule(step)
+        take(adam, lr, step + 1, beta1)
 
 
 def test_an_optimiser_put_back_to_where_another_was_takes_the_same_steps():
-    """The parameters are the model's to put back; the moments and the number of steps are the optimiser's."""
+    """The parameters are the model's to put back, and the number of steps the caller's; the moments are its own."""
     adam = Adam(parameters())
     through(adam, range(5))
     state = {name: tensor.clone() for name, tensor in adam.state().items()}
@@ -177,7 +262,6 @@ def test_an_optimiser_put_back_to_where_another_was_takes_the_same_steps():
     other.load_state(state)
     through(adam, range(5, 10))
     through(other, range(5, 10))
-    assert other.steps == adam.steps == 10
     for ours, theirs in zip(other.parameters, adam.parameters, strict=True):
         assert torch.equal(ours, theirs)
 
@@ -195,9 +279,8 @@ def test_loading_a_state_copies_it():
 def test_the_second_momentum_may_change_on_the_way():
     """v = 0.99 * 0.01 g^2 of the first step, or 0.999 of it, plus the second step's part."""
     weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    adam = Adam([weight], beta2=0.99)
-    for beta2, g in ((0.99, 2.0), (0.999, 3.0)):
-        weight.grad = torch.full_like(weight, g)
-        adam.beta2 = beta2
-        adam.step(0.1)
+    adam = Adam([weight])
+    for t, (beta2, g) in enumerate(((0.99, 2.0), (0.999, 3.0)), 1):
+        give(adam, [np.full(1, g)])
+        take(adam, 0.1, t, beta2=beta2)
     assert adam.v.item() == pytest.approx(0.999 * 0.01 * 4 + 0.001 * 9, rel=1e-12)

@@ -21,8 +21,14 @@ def make_batches(batch=4, labelled_batch=0, separate=False, seed=0):
     return Batches(torch.stack([run, row], -1).float(), labels, batch, labelled_batch, separate)
 
 
+def draw(data):
+    """A step's batch, as the loop draws it: the host shuffles where it must, the device does the rest."""
+    data.refill()
+    return data.next()
+
+
 def take(data, steps):
-    return [data.next() for _ in range(steps)]
+    return [draw(data) for _ in range(steps)]
 
 
 def rows_of(steps):
@@ -40,7 +46,7 @@ def test_between_two_shuffles_no_row_comes_twice_and_the_partial_last_batch_is_d
     everything = torch.arange(N).expand(RUNS, -1)
     stream = Shuffled(everything, n)
     for _ in range(3):
-        between = torch.cat([stream.next() for _ in range(N // n)], -1)
+        between = torch.cat([stream.draw() for _ in range(N // n)], -1)
         assert between.shape == (RUNS, N // n * n)
         for rows in between:
             assert len(set(rows.tolist())) == len(rows)
@@ -49,7 +55,7 @@ def test_between_two_shuffles_no_row_comes_twice_and_the_partial_last_batch_is_d
 
 def test_a_stream_has_the_rows_it_was_given_and_no_others():
     rows = torch.tensor([[3, 8, 20], [0, 1, 2]])
-    drawn = torch.cat([Shuffled(rows, 2).next() for _ in range(50)], -1)
+    drawn = torch.cat([Shuffled(rows, 2).draw() for _ in range(50)], -1)
     assert [set(run.tolist()) for run in drawn] == [{3, 8, 20}, {0, 1, 2}]
 
 
@@ -58,7 +64,7 @@ def test_fewer_rows_than_a_batch_wants_are_repeated_evenly(n, least, most):
     torch.manual_seed(0)
     stream = Shuffled(torch.tensor(LABELLED), n)
     for _ in range(6):
-        drawn = stream.next()
+        drawn = stream.draw()
         assert drawn.shape == (RUNS, n)
         for run, rows in enumerate(drawn.tolist()):
             counts = [rows.count(row) for row in LABELLED[run]]
@@ -70,22 +76,49 @@ def test_fewer_rows_than_a_batch_wants_are_repeated_evenly(n, least, most):
 def test_every_row_comes_first_equally_often():
     torch.manual_seed(0)
     everything = torch.arange(5).expand(2, -1)
-    firsts = torch.stack([Shuffled(everything, 2).next()[:, 0] for _ in range(2000)], 1)
+    firsts = torch.stack([Shuffled(everything, 2).draw()[:, 0] for _ in range(2000)], 1)
     for run in firsts:  # 400 each expected, deviation 18
         assert run.bincount(minlength=5).sub(400).abs().max() < 90
+
+
+def test_what_a_batch_is_read_from_stays_where_it_is():
+    """A recorded step reads the same memory at every replay, so shuffles and places are written into it."""
+    torch.manual_seed(0)
+    stream = Shuffled(torch.arange(N).expand(RUNS, -1), 5)
+    where = stream.order.data_ptr(), stream.place.data_ptr()
+    orders = set()
+    for _ in range(3 * N // 5):
+        stream.draw()
+        orders.add(tuple(stream.order.flatten().tolist()))
+        assert (stream.order.data_ptr(), stream.place.data_ptr()) == where
+    assert len(orders) > 2
+
+
+def test_the_host_shuffles_only_where_the_next_rows_would_not_be_whole():
+    torch.manual_seed(0)
+    stream = Shuffled(torch.arange(10)[None], 4)
+    shuffled = []
+    for _ in range(6):
+        before = torch.get_rng_state()
+        stream.refill()
+        shuffled.append(not torch.equal(before, torch.get_rng_state()))
+        before = torch.get_rng_state()
+        stream.next()
+        assert torch.equal(before, torch.get_rng_state())  # the device's part takes no random numbers
+    assert shuffled == [True, False] * 3
 
 
 # --- batches of all points -------------------------------------------------------------------------------------------
 
 
 def test_where_the_batches_fit_every_row_is_visited():
-    step = make_batches(batch=N).next()
+    step = draw(make_batches(batch=N))
     assert step.rows.sort(-1).values.tolist() == [list(range(N))] * RUNS
 
 
 def test_which_rows_the_partial_batch_loses_changes_from_shuffle_to_shuffle():
     data = make_batches(batch=20)
-    left_out = {frozenset(range(N)) - frozenset(data.next().rows[0].tolist()) for _ in range(10)}
+    left_out = {frozenset(range(N)) - frozenset(draw(data).rows[0].tolist()) for _ in range(10)}
     assert len(left_out) > 5
 
 
@@ -103,7 +136,7 @@ def test_without_a_labelled_part_there_is_none_and_every_row_counts_everywhere()
 
 def test_images_keep_their_shape():
     x = torch.arange(2 * 6).reshape(2, 6, 1, 1, 1).expand(2, 6, 3, 4, 5).float()
-    step = Batches(x, torch.zeros(2, 6, dtype=torch.long), batch=6).next()
+    step = draw(Batches(x, torch.zeros(2, 6, dtype=torch.long), batch=6))
     assert step.x.shape == (2, 6, 3, 4, 5)
     assert torch.equal(step.x[..., 0, 0, 0].long(), step.rows + torch.tensor([[0], [6]]))
 

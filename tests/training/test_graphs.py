@@ -27,10 +27,10 @@ def steps(monkeypatch):
     kept = []
 
     class Spy(EpochLog):
-        def add(self, batch, terms, seen):
+        def add(self, rows, terms, seen):
             if seen.pairs is not None:
-                kept.append((batch.rows[:, seen.pairs.i], batch.rows[:, seen.pairs.j], seen.W))
-            super().add(batch, terms, seen)
+                kept.append((rows[:, seen.pairs.i], rows[:, seen.pairs.j], seen.W))
+            super().add(rows, terms, seen)
 
     monkeypatch.setattr(loop, "EpochLog", Spy)
     return kept

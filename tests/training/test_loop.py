@@ -14,6 +14,7 @@ from sntg.training import loop, resolve, run, train
 from sntg.training.evaluation import error
 from sntg.training.loop import STACKABLE, Stack, check_stack, own_randomness
 from sntg.training.metrics import EpochLog
+from sntg.training.timetable import Timetable
 
 # Everything the outcome hangs on, whatever the recipes say; ramps of 0 let every term count from the first step.
 QUICK = {"epochs": 2, "batch": 1000, "labelled_batch": 0, "lr": 1e-3, "noise": 0.08, "epsilon": 1.0}
@@ -149,7 +150,10 @@ def test_each_run_of_a_stack_is_returned_with_its_own_settings_and_history():
     configs = [quick(seed=2, lr=0.01), quick(seed=1, lr=0.02)]
     runs = train(configs)
     hashes = [load_dataset("two-moons", config.seed).content_hash for config in configs]
-    assert [r.config for r in runs] == [replace(c, data_hash=h) for c, h in zip(configs, hashes, strict=True)]
+    decided = {"engine": "eager", "precision": "float32"}
+    assert [r.config for r in runs] == [
+        replace(c, data_hash=h, **decided) for c, h in zip(configs, hashes, strict=True)
+    ]
     for trained, config in zip(runs, configs, strict=True):
         assert [record["epoch"] for record in trained.history] == [1, 2]
         assert trained.history[0]["lr"] == config.lr
@@ -163,6 +167,9 @@ OTHER_VALUES = {
     "validation": 100,
     "split_file": "split.txt",
     "tensorboard": True,
+    "engine": "compiled",
+    "precision": "bfloat16",
+    "storage": "host",
     "normalisation": "batch",
     "epoch_steps": 3,
     "decay": "linear",
@@ -454,18 +461,24 @@ def test_an_epoch_is_one_shuffle_of_the_points(monkeypatch, batch):
     epochs = []
 
     class Spy(EpochLog):
-        def __init__(self, truth, first_step):
-            super().__init__(truth, first_step)
+        def __init__(self, truth, names):
+            super().__init__(truth, names)
             epochs.append([])
 
-        def add(self, batch, terms, seen):
-            epochs[-1] += batch.rows[0].tolist()
-            super().add(batch, terms, seen)
+        def begin(self, step):
+            super().begin(step)
+            epochs.append([])
+
+        def add(self, rows, terms, seen):
+            epochs[-1] += rows[0].tolist()
+            super().add(rows, terms, seen)
 
     monkeypatch.setattr(loop, "EpochLog", Spy)
     train([quick("tempens", epochs=3, batch=batch)])
+    assert len(epochs) == 4  # the last was begun and not gone into
+    assert epochs.pop() == []
     whole = 6000 // batch * batch
-    assert [len(set(rows)) for rows in epochs[:3]] == [len(rows) for rows in epochs[:3]] == [whole] * 3
+    assert [len(set(rows)) for rows in epochs] == [len(rows) for rows in epochs] == [whole] * 3
 
 
 @pytest.mark.parametrize("epoch_steps", [1, 4, 11])
@@ -485,7 +498,16 @@ def test_a_record_comes_at_the_end_of_each_epoch_and_the_last_one_ends_the_run(e
 
 
 @pytest.mark.parametrize("stepwise", [True, False])
-def test_the_schedules_move_with_every_step_or_with_every_epoch(stepwise):
+def test_the_schedules_move_with_every_step_or_with_every_epoch(stepwise, monkeypatch):
+    """What each step used, against what the schedules say of its moment."""
+    used = []
+
+    class Spy(Timetable):
+        def next(self):
+            used.append(super().next())
+            return used[-1]
+
+    monkeypatch.setattr(loop, "Timetable", Spy)
     settings = {"epochs": 4, "epoch_steps": 3, "batch": 2000, "stepwise": stepwise, "skip_first": False}
     settings |= {"ramp_up": 2, "ramp_down": 1, "early_epochs": 1, "early_momentum": 0.5, "ema": 0.9, "beta2": 0.95}
     configs = [quick("pi+sntg", lr=0.01, w_max=500.0, k=0.5, **settings), quick("pi+sntg", lr=0.02, k=0.1, **settings)]
@@ -495,18 +517,23 @@ def test_the_schedules_move_with_every_step_or_with_every_epoch(stepwise):
             e = step / 3 if stepwise else step // 3
             up = np.exp(-5 * (1 - e / 2) ** 2) if e < 2 else 1.0
             down = np.exp(-12.5 * (e - 3) ** 2) if e >= 3 else 1.0
-            values = runs.values()
-            assert values.lr.tolist() == pytest.approx([0.01 * up * down, 0.02 * up * down], rel=1e-5)
-            w = [500 * 12 / 6000 * up, 100 * 12 / 6000 * up]
-            assert values.weights["consistency"].tolist() == pytest.approx(w, rel=1e-5)
-            assert values.weights["sntg"].tolist() == pytest.approx([0.5 * w[0], 0.1 * w[1]], rel=1e-5)
-            assert values.beta1 == pytest.approx(0.9 * down + 0.5 * (1 - down))
-            assert (values.ema, values.beta2) == ((0.5, 0.5) if e < 1 else (0.9, 0.95))
             records = runs.advance()
-            assert runs.optimiser.beta2 == values.beta2
+            values = used[-1]
+            lr = [0.01 * up * down, 0.02 * up * down]
+            beta1 = 0.9 * down + 0.5 * (1 - down)
+            ema, beta2 = (0.5, 0.5) if e < 1 else (0.9, 0.95)
+            correction = np.sqrt(1 - beta2 ** (step + 1)) / (1 - beta1 ** (step + 1))
+            assert values.rate.tolist() == pytest.approx([rate * correction for rate in lr], rel=1e-12)
+            w = [500 * 12 / 6000 * up, 100 * 12 / 6000 * up]
+            assert values.weights["supervised"].tolist() == [1.0, 1.0]
+            assert values.weights["consistency"].tolist() == pytest.approx(w, rel=1e-6)
+            assert values.weights["sntg"].tolist() == pytest.approx([0.5 * w[0], 0.1 * w[1]], rel=1e-6)
+            assert values.beta1.item() == pytest.approx(beta1, rel=1e-12)
+            assert (values.ema.item(), values.beta2.item()) == (ema, beta2)
             if records:  # the last step's
-                assert [r["lr"] for r in records] == pytest.approx(values.lr.tolist(), rel=1e-5)
-                assert records[0]["weight"]["sntg"] == pytest.approx(values.weights["sntg"][0].item(), rel=1e-5)
+                assert [r["lr"] for r in records] == pytest.approx(lr, rel=1e-12)
+                assert records[0]["weight"]["sntg"] == pytest.approx(values.weights["sntg"][0].item(), rel=1e-12)
+    assert len(used) == 12
 
 
 def test_the_averages_momentum_is_the_steps_own(monkeypatch):
@@ -515,7 +542,7 @@ def test_the_averages_momentum_is_the_steps_own(monkeypatch):
         runs = Stack([config])
         used = []
         base = runs.objective.base
-        monkeypatch.setattr(type(base), "after_step", lambda self, ema: used.append(ema))
+        monkeypatch.setattr(type(base), "after_step", lambda self, ema: used.append(float(ema)))
         while not runs.finished:
             runs.advance()
     assert used == [0.5] * 4 + [0.9] * 2
@@ -528,8 +555,13 @@ def test_the_first_epoch_has_no_consistency_unless_told():
         assert trained.history[1]["weight"]["consistency"] == pytest.approx(0.2 * np.exp(-5 / 4))
 
 
+def first_batch(runs):
+    runs.batches.refill()
+    return runs.batches.next()
+
+
 def test_methods_that_want_it_get_the_labelled_part_apart_and_the_others_joined():
-    apart, joined = (make_stack(quick(m, batch=50, labelled_batch=6)).batches.next() for m in ("vat", "mt"))
+    apart, joined = (first_batch(make_stack(quick(m, batch=50, labelled_batch=6))) for m in ("vat", "mt"))
     assert apart.labelled is not None
     assert apart.rows.shape == (1, 50)
     assert joined.labelled is None
@@ -596,10 +628,10 @@ def test_statistics_estimated_for_evaluation_are_those_of_labelled_batches():
         runs.advance()
         running = {name: buffer.clone() for name, buffer in runs.model.named_buffers()}
         evaluated = runs._evaluated(runs.model)
-    labelled = runs.batches.x[:, runs.batches.labels[0] >= 0]
+    labelled = runs.inputs[0].data.train_x[runs.inputs[0].labels >= 0]  # as they are: not moved, without a border
     with torch.no_grad():
         V = evaluated.blocks[0][0].V
-        outputs = torch.nn.functional.conv2d(labelled[0], V[0])
+        outputs = torch.nn.functional.conv2d(labelled, V[0])
     estimated = dict(evaluated.blocks[0][0].named_buffers())
     torch.testing.assert_close(estimated["running_mean"][0], outputs.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
     assert all(torch.equal(running[name], buffer) for name, buffer in runs.model.named_buffers())
@@ -643,7 +675,8 @@ def test_points_held_out_leave_training_and_are_tested_on():
     assert torch.equal(held_out.truth[0], full.truth[0][stays])
     assert torch.equal(held_out.test_x[0], full.batches.x[0][rows])
     assert torch.equal(held_out.test_y[0], full.truth[0][rows])
-    assert held_out.values().weights["consistency"].item() == pytest.approx(100 * 12 / 4500)
+    held_out.timetable.load(0)
+    assert held_out.timetable.next().weights["consistency"].item() == pytest.approx(100 * 12 / 4500)
 
 
 @pytest.mark.parametrize("base", METHODS)

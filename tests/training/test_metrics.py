@@ -9,7 +9,7 @@ import torch
 from sntg.errors import DivergenceError
 from sntg.graph import HardGraph, Pairs, SoftGraph, sample_pairs
 from sntg.losses import consistency_mse
-from sntg.methods import METHODS, Batch, GraphTerm, Objective, Seen, Setup
+from sntg.methods import METHODS, GraphTerm, Objective, Seen, Setup
 from sntg.models import MLP, stack
 from sntg.training.batches import Batches
 from sntg.training.metrics import EpochLog
@@ -49,19 +49,29 @@ class Epochs:
 
         base.passes = keep
 
+    def draw(self):
+        self.data.refill()
+        return self.data.next()
+
     def run(self):
         """One epoch: the log, and for each step (rows, probabilities, known, labels, pairs)."""
-        log, steps = EpochLog(self.truth, first_step=0), []
+        log, steps = EpochLog(self.truth, self.objective.terms), []
         self.taught.clear()
         for _ in range(N // self.batch):
-            batch = self.data.next()
+            batch = self.draw()
             terms, seen = self.objective(batch)
-            log.add(batch, terms, seen)
+            add(log, batch.rows, terms, seen)
             p, known = self.taught[-1]
             pairs = None if seen.pairs is None else ends(seen.pairs, batch.rows.shape[1])
             steps.append((batch.rows.numpy(), p, known, batch.labels.numpy(), pairs, terms))
         self.objective.base.after_epoch()
         return log, steps
+
+
+def add(log, rows, terms, seen):
+    """Adds a step; the host counts it, as the loop does."""
+    log.add(rows, terms, seen)
+    log.steps += 1
 
 
 def ends(pairs, n):
@@ -153,36 +163,31 @@ def test_without_a_graph_the_teacher_is_still_measured():
     assert_figures(log, expected)
 
 
-def make_log(truth=((0, 1, 2, 0),), first_step=0):
-    return EpochLog(torch.tensor(truth), first_step)
-
-
-def make_batch(*rows):
-    rows = torch.tensor(rows)
-    return Batch(torch.zeros(*rows.shape, 2), torch.full(rows.shape, -1), rows)
+def make_log(truth=((0, 1, 2, 0),), names=("supervised",)):
+    return EpochLog(torch.tensor(truth), names)
 
 
 def test_without_a_teacher_and_a_graph_there_are_only_losses():
     log = make_log()
-    log.add(make_batch([0, 1]), {"supervised": torch.tensor([0.5])}, Seen(None))
+    add(log, torch.tensor([[0, 1]]), {"supervised": torch.tensor([0.5])}, Seen(None))
     expected = {"teacher_error": None, "graph_precision": None, "graph_recall": None}
     assert log.summaries() == [{"loss": {"supervised": 0.5}} | expected]
 
 
 def test_a_graph_without_a_teacher_is_measured():
     """Rows 3, 0, 2 are of classes 0, 0, 2: one true pair of two, found beside a wrong one."""
-    log = make_log()
-    pairs = Pairs(torch.tensor([0, 1]), torch.tensor([1, 2]))
-    log.add(make_batch([3, 0, 2]), {"sntg": torch.tensor([1.0])}, Seen(None, pairs, torch.tensor([[1.0, 1.0]])))
+    log = make_log(names=["sntg"])
+    seen = Seen(None, Pairs(torch.tensor([0, 1]), torch.tensor([1, 2])), torch.tensor([[1.0, 1.0]]))
+    add(log, torch.tensor([[3, 0, 2]]), {"sntg": torch.tensor([1.0])}, seen)
     (summary,) = log.summaries()
     assert (summary["teacher_error"], summary["graph_precision"], summary["graph_recall"]) == (None, 0.5, 1.0)
 
 
 def test_a_graph_without_edges_has_no_precision_and_one_without_true_pairs_no_recall():
     """The first run's graph is empty, the second's has an edge but no two points of one class."""
-    log = make_log(truth=((0, 0), (0, 1)))
+    log = make_log(truth=((0, 0), (0, 1)), names=["sntg"])
     seen = Seen(None, sample_pairs(2), torch.tensor([[0.0], [1.0]]))
-    log.add(make_batch([0, 1], [0, 1]), {"sntg": torch.ones(2)}, seen)
+    add(log, torch.tensor([[0, 1], [0, 1]]), {"sntg": torch.ones(2)}, seen)
     first, second = log.summaries()
     assert (first["graph_precision"], first["graph_recall"]) == (None, 0.0)
     assert (second["graph_precision"], second["graph_recall"]) == (0.0, None)
@@ -207,16 +212,51 @@ def test_a_long_epoch_loses_no_small_losses():
     log = make_log()
     values = [2.0**25] + [1.0] * 64
     for value in values:
-        log.add(make_batch([0, 1]), {"supervised": torch.tensor([value])}, Seen(None))
+        add(log, torch.tensor([[0, 1]]), {"supervised": torch.tensor([value])}, Seen(None))
     assert log.means() == [{"supervised": sum(values) / len(values)}]
 
 
 def test_the_means_so_far_are_there_before_the_epoch_ends():
     log = make_log()
-    assert log.means() == [{}]
+    assert log.means() == [{"supervised": 0.0}]
     for value, mean in ((1.0, 1.0), (4.0, 2.5)):
-        log.add(make_batch([0, 1]), {"supervised": torch.tensor([value])}, Seen(None))
+        add(log, torch.tensor([[0, 1]]), {"supervised": torch.tensor([value])}, Seen(None))
         assert log.means() == [{"supervised": mean}]
+
+
+def test_the_terms_are_logged_in_the_order_of_their_names_however_a_step_gives_them():
+    log = make_log(names=["supervised", "sntg"])
+    add(log, torch.tensor([[0, 1]]), {"sntg": torch.tensor([2.0]), "supervised": torch.tensor([1.0])}, Seen(None))
+    assert list(log.means()[0].items()) == [("supervised", 1.0), ("sntg", 2.0)]
+
+
+def test_a_new_epoch_begins_at_nothing():
+    """Whatever the last one had, losses that were no numbers included."""
+    epochs = Epochs("pi", HardGraph())
+    log, _ = epochs.run()
+    add(log, epochs.draw().rows, {name: torch.full((RUNS,), math.nan) for name in log.names}, Seen(None))
+    log.begin(12)
+    fresh = EpochLog(epochs.truth, epochs.objective.terms)
+    fresh.begin(12)
+    assert all(torch.equal(tensor, fresh.state()[name]) for name, tensor in log.state().items())
+    log.check_finite()
+
+
+def test_the_sums_stay_where_they_are_in_memory():
+    """A recorded step adds to the same memory at every replay: through steps, new epochs and loaded states."""
+    epochs = Epochs("pi", HardGraph())
+    log, _ = epochs.run()
+    where = {name: tensor.data_ptr() for name, tensor in sums(log).items()}
+    state = {name: tensor.clone() for name, tensor in log.state().items()}
+    log.begin(12)
+    batch = epochs.draw()
+    add(log, batch.rows, *epochs.objective(batch))
+    log.load_state(state)
+    assert {name: tensor.data_ptr() for name, tensor in sums(log).items()} == where
+
+
+def sums(log):
+    return {name: getattr(log, name) for name in ("counts", "losses", "fine")}
 
 
 # --- losses that are no numbers --------------------------------------------------------------------------------------
@@ -224,10 +264,16 @@ def test_the_means_so_far_are_there_before_the_epoch_ends():
 
 def log_of(steps, first_step=0):
     """A log of steps, each {term: (value of run 0, value of run 1)}."""
-    log = EpochLog(torch.zeros(2, 4, dtype=torch.long), first_step)
+    log = EpochLog(torch.zeros(2, 4, dtype=torch.long), ["supervised", "consistency"])
+    log.begin(first_step)
     for step in steps:
-        log.add(make_batch([0, 1], [0, 1]), {name: torch.tensor(v) for name, v in step.items()}, Seen(None))
+        add_losses(log, step)
     return log
+
+
+def add_losses(log, step):
+    terms = {name: torch.tensor(values) for name, values in step.items()}
+    add(log, torch.tensor([[0, 1], [0, 1]]), terms, Seen(None))
 
 
 FINE = {"supervised": (0.1, 0.2), "consistency": (0.0, 1e30)}
@@ -270,14 +316,15 @@ def test_large_but_finite_losses_pass():
 @pytest.mark.parametrize("at", [0, 1, 5, N // BATCH - 1])
 def test_a_log_put_back_in_mid_epoch_ends_with_the_same_figures(at):
     epochs = Epochs("pi", HardGraph())
-    log, other = EpochLog(epochs.truth, first_step=7), EpochLog(epochs.truth, first_step=0)
+    log, other = (EpochLog(epochs.truth, epochs.objective.terms) for _ in range(2))
+    log.begin(7)
     for step in range(N // BATCH):
         if step == at:
             other.load_state({name: tensor.clone() for name, tensor in log.state().items()})
-        batch = epochs.data.next()
+        batch = epochs.draw()
         terms, seen = epochs.objective(batch)
         for one in [log] + [other] * (step >= at):
-            one.add(batch, terms, seen)
+            add(one, batch.rows, terms, seen)
     assert other.summaries() == log.summaries()
     assert other.first_step == 7
 
@@ -289,6 +336,6 @@ def test_a_log_put_back_still_knows_the_step_a_loss_broke_in(broken_first):
     before = log_of(steps[:1], first_step=40)
     after = log_of([])
     after.load_state(before.state())
-    after.add(make_batch([0, 1], [0, 1]), {name: torch.tensor(v) for name, v in steps[1].items()}, Seen(None))
+    add_losses(after, steps[1])
     with pytest.raises(DivergenceError, match=f"^the supervised loss became inf at step {41 if broken_first else 42}$"):
         after.check_finite()

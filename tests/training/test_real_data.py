@@ -89,14 +89,17 @@ def terms_of(method):
 def assert_every_term_is_alive(runs):
     """Each one alone, weighing 1, has a gradient that reaches the first layer, and the schedule gives it a weight."""
     runs.model.train()
+    runs.batches.refill()
     terms, _ = runs.objective(runs.batches.next())
+    runs.timetable.load(runs.step)
+    values = runs.timetable.next()
     assert list(terms) == terms_of(runs.shared.method)
     first = next(p for name, p in runs.model.named_parameters() if name.startswith("blocks.0.0."))
     for name, term in terms.items():
         (gradient,) = torch.autograd.grad(term.sum(), first, retain_graph=True)
         assert torch.isfinite(gradient).all(), name
         assert gradient.norm() > 1e-7, name
-        assert runs.values().weights[name].item() > 0, name
+        assert values.weights[name].item() > 0, name
 
 
 def assert_a_step_moves_every_weight(runs):

@@ -22,6 +22,8 @@ from sntg.training.run_folder import LOCK, check_free, read_config, save_tensors
 CONFIG = resolve("two-moons", 12, "pi+sntg", seed=3, epochs=2, batch=1000, n_pairs=5, pairs="random")
 
 
+DECIDED = {"engine": "eager", "precision": "float32"}  # what "auto" is on a CPU
+
 SPLIT = Split(torch.tensor([-1, 1, 0, -1]), torch.tensor([3]))
 
 
@@ -195,8 +197,9 @@ def test_a_finished_run_has_its_files_and_no_partial_ones(finished):
 def test_the_config_holds_every_value_and_reads_back_equal(finished):
     values = json.loads((finished[0] / "config.json").read_text())
     content = sntg.load_dataset("two-moons", seed=3).content_hash
-    assert values == CONFIG.as_dict() | {"data_hash": content, "overridden": list(CONFIG.overridden)}
-    assert read_config(finished[0]) == replace(CONFIG, data_hash=content) == finished[1].config
+    assert values == CONFIG.as_dict() | DECIDED | {"data_hash": content, "overridden": list(CONFIG.overridden)}
+    assert finished[1].config == replace(CONFIG, data_hash=content, **DECIDED)
+    assert read_config(finished[0], keep_device=True) == finished[1].config
 
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "figures/curves.png"])
@@ -206,10 +209,15 @@ def test_a_run_is_finished_when_its_weights_and_its_last_figure_are_there(copy, 
     assert not RunFolder(copy).finished
 
 
-def test_a_run_made_on_a_gpu_reads_on_a_machine_without_one(copy):
-    values = json.loads((copy / "config.json").read_text()) | {"device": "cuda"}
+@pytest.mark.parametrize("engine", ["eager", "compiled", "graph"])
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float16"])
+def test_a_run_made_on_a_gpu_reads_on_a_machine_without_one(copy, engine, precision):
+    values = json.loads((copy / "config.json").read_text())
+    values |= {"device": "cuda", "engine": engine, "precision": precision}
     (copy / "config.json").write_text(json.dumps(values))
-    assert read_config(copy) == replace(CONFIG, data_hash=values["data_hash"])
+    asked_for = replace(read_config(copy), engine="auto", precision="auto")
+    assert asked_for == replace(CONFIG, data_hash=values["data_hash"])
+    assert isinstance(load(copy)(torch.zeros(3, 2)), Output)
 
 
 def test_the_metrics_are_one_json_object_an_epoch(finished):

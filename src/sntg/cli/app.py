@@ -74,10 +74,20 @@ def train(
         str, typer.Option(help="An index file that says which points keep their labels; see `sntg split`.")
     ] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")] = "auto",
+    engine: Annotated[
+        str, typer.Option(help="How a step runs: eager, compiled, graph, or auto: the fastest for the device.")
+    ] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="What convolutions compute in: float32, tf32, bfloat16, float16, or auto.")
+    ] = "auto",
+    storage: Annotated[
+        str, typer.Option(help="Where training points are kept: device, host (streamed), or auto: device if they fit.")
+    ] = "auto",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars and features for it too.")] = False,
 ) -> None:
     """Train one run and write its settings, metrics, weights and figures into a new folder."""
     places: dict[str, Any] = {"device": default_device() if device == "auto" else device, "data": data}
+    places |= {"engine": engine, "precision": precision, "storage": storage}
     places |= {"validation": validation, "split_file": split, "tensorboard": tensorboard}
     config = resolve(dataset, _labels(labels, split), method, seed, **places, **_read(settings))
     name = f"{config.dataset}-{config.labels}-{config.method}-{config.seed}"

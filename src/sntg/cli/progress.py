@@ -13,6 +13,7 @@ from rich.progress import Progress, TaskID
 
 from sntg.terminal import progress_bar
 from sntg.training import Config, Record, RunFolder, Stack, Stopped, Trained, config_to_resume, resume, run
+from sntg.training.config import device_name
 from sntg.training.run_folder import CONFIG
 
 PLAIN_LINES = 20  # how many lines a whole run prints when there is no terminal
@@ -30,9 +31,18 @@ class Display:
         self.task: TaskID = bar.add_task(config.method, total=None)
         self.looked = time.monotonic()
         self.error = ""
+        self.unspoken = True  # how the steps are executed is known when the first is taken
+
+    def say_how(self, config: Config) -> None:
+        """Names the engine and the precision that `auto` came to, or that were asked for."""
+        self.unspoken = False
+        line = f"engine {config.engine}, {config.precision}, on {device_name(config.device)}"
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def on_step(self, runs: Stack) -> None:
         """Moves the bar; every other second it shows the losses of the epoch so far."""
+        if self.unspoken:
+            self.say_how(runs.configs[0])
         self.bar.update(self.task, completed=runs.step, total=runs.steps)
         now = time.monotonic()
         if runs.log.steps and self.console.is_terminal and now - self.looked > GLANCE:

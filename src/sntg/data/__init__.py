@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sntg.data.augmentation import PADDINGS, flip, translate
+from sntg.data.augmentation import PADDINGS, centre, crop, flip, pad, translate
 from sntg.data.dataset import Dataset, Entry, content_hash
 from sntg.data.digits import DIGITS
 from sntg.data.folders import data_folder
@@ -15,8 +15,8 @@ from sntg.data.whitening import WHITENINGS, whiten
 from sntg.errors import unknown
 
 __all__ = ["CATALOGUE", "IMAGE_SETS", "PADDINGS", "SPLITS", "UNLABELLED", "WHITENINGS", "Dataset", "Entry", "Split"]
-__all__ += ["balanced_split", "check_label_count", "count_rows", "data_folder", "entry", "flip"]
-__all__ += ["load_dataset", "make_split", "read_split", "translate", "whiten", "write_rows", "write_split"]
+__all__ += ["balanced_split", "centre", "check_label_count", "count_rows", "crop", "data_folder", "entry", "flip"]
+__all__ += ["load_dataset", "make_split", "pad", "read_split", "translate", "whiten", "write_rows", "write_split"]
 
 
 def _entry(images: ImageSet) -> Entry:

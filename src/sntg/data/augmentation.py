@@ -26,15 +26,46 @@ def translate(x: Tensor, pixels: int, padding: str = "reflect") -> Tensor:
     >>> translate(torch.ones(4, 1, 8, 8), 2).shape
     torch.Size([4, 1, 8, 8])
     """
+    return crop(pad(x, pixels, padding), pixels)
+
+
+def pad(x: Tensor, pixels: int, padding: str = "reflect") -> Tensor:
+    """Puts a border around each image, reflected or zero.
+
+    >>> pad(torch.ones(4, 1, 8, 8), 2).shape
+    torch.Size([4, 1, 12, 12])
+    """
     if pixels == 0:
         return x
-    images = x.flatten(0, -4)
-    n, _, height, width = images.shape
-    padded = F.pad(images, (pixels,) * 4, mode=PADDINGS[padding])
-    top, left = torch.randint(0, 2 * pixels + 1, (2, n, 1), device=x.device)
-    rows = top + torch.arange(height, device=x.device)
-    columns = left + torch.arange(width, device=x.device)
-    image = torch.arange(n, device=x.device)[:, None, None]
+    padded = F.pad(x.flatten(0, -4), (pixels,) * 4, mode=PADDINGS[padding])
+    return padded.reshape(*x.shape[:-2], *padded.shape[-2:])
+
+
+def crop(padded: Tensor, pixels: int) -> Tensor:
+    """A window of each image that `pad` gave a border, of the size it had before, at a place of its own.
+
+    >>> crop(torch.ones(4, 1, 12, 12), 2).shape
+    torch.Size([4, 1, 8, 8])
+    """
+    if pixels == 0:
+        return padded
+    images = padded.flatten(0, -4)
+    n, device = len(images), padded.device
+    height, width = (size - 2 * pixels for size in images.shape[-2:])
+    top, left = torch.randint(0, 2 * pixels + 1, (2, n, 1), device=device)
+    rows = top + torch.arange(height, device=device)
+    columns = left + torch.arange(width, device=device)
+    image = torch.arange(n, device=device)[:, None, None]
     # Indexing with broadcast arrays picks each image's window; the channel axis ends up last, so it is put back.
-    moved = padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]]
-    return moved.permute(0, 3, 1, 2).reshape(x.shape)
+    moved = images.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]]
+    return moved.permute(0, 3, 1, 2).reshape(*padded.shape[:-2], height, width)
+
+
+def centre(padded: Tensor, pixels: int) -> Tensor:
+    """The images as they were before `pad`.
+
+    >>> image = torch.rand(1, 1, 8, 8)
+    >>> centre(pad(image, 2), 2).equal(image)
+    True
+    """
+    return padded[..., pixels : padded.shape[-2] - pixels, pixels : padded.shape[-1] - pixels] if pixels else padded

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sntg.models import Classifier, Output
+from sntg.models import Classifier, Output, flatten
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Setup:
     classes: int
     options: Mapping[str, Any]  # the run's settings by name; a method reads its own
     flip: Augment = lambda x: x  # what two views may share
+    theta: Tensor | None = None  # the model's parameters in one tensor, where someone has put them into one
 
 
 class Method:
@@ -70,7 +71,9 @@ class Method:
 
     name: str
     line: str  # what it is, in one line, for `sntg methods`
+    terms: tuple[str, ...] = ("supervised", "consistency")  # the names of its loss terms
     separate_labelled = False  # whether it wants labelled rows in a batch of their own
+    carries_tangents = False  # whether it differentiates the network forward, which kernels of our own cannot do
 
     def __init__(self, setup: Setup) -> None:
         self.model = setup.model
@@ -78,8 +81,8 @@ class Method:
         self.flip = setup.flip
         self.consistency = setup.consistency
         self.average = deepcopy(setup.model).requires_grad_(False)
-        self._weights: tuple[list[Tensor], list[Tensor]]
-        self._weights = list(self.average.parameters()), list(self.model.parameters())
+        self._averaged = flatten(list(self.average.parameters()))
+        self._theta = flatten(list(self.model.parameters())) if setup.theta is None else setup.theta
 
     def view(self, x: Tensor) -> Tensor:
         """A view of the batch with a flip and a translation of its own."""
@@ -94,9 +97,10 @@ class Method:
         return passes.target
 
     @torch.no_grad()
-    def after_step(self, ema: float) -> None:
+    def after_step(self, ema: Tensor | float) -> None:
         """Called after every optimiser step: theta' <- ema theta' + (1 - ema) theta."""
-        torch._foreach_lerp_(*self._weights, 1 - ema)
+        share = 1 - ema
+        self._averaged.lerp_(self._theta, share.to(self._theta.dtype) if isinstance(share, Tensor) else share)
 
     def after_epoch(self) -> None:
         """Called after every epoch."""

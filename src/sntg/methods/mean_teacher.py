@@ -19,7 +19,7 @@ class MeanTeacher(Method):
     def passes(self, batch: Batch) -> Passes:
         student = self.model(self.view(batch.x))
         with torch.no_grad():
-            target = F.softmax(self.average.train()(self.view(batch.x)).logits, -1)
+            target = F.softmax(self.average(self.view(batch.x)).logits, -1)
         terms = {
             "supervised": cross_entropy(student.logits, batch.labels),
             "consistency": self.consistency(student.logits, target, batch.unlabelled),

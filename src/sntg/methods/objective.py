@@ -39,6 +39,11 @@ class Objective:
         self.ent = ent
         self.graph_term = graph_term
 
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The names of the loss terms."""
+        return (*self.base.terms, *("entropy",) * self.ent, *("sntg",) * (self.graph_term is not None))
+
     def __call__(self, batch: Batch) -> tuple[dict[str, Tensor], Seen]:
         passes = self.base.passes(batch)
         terms = dict(passes.terms)

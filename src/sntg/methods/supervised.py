@@ -16,6 +16,7 @@ from sntg.models import frozen_statistics
 class Supervised(Method):
     name = "supervised"
     line = "cross-entropy on the labelled points alone"
+    terms = ("supervised",)
 
     def passes(self, batch: Batch) -> Passes:
         student = self.model(self.view(batch.x))

@@ -13,6 +13,8 @@ from torch import Tensor
 from sntg.losses import cross_entropy
 from sntg.methods.base import Batch, Method, Passes, Setup
 
+STORE = ("Z", "z", "seen", "visits")  # what it remembers of every training point
+
 
 class TemporalEnsembling(Method):
     name = "tempens"
@@ -21,8 +23,13 @@ class TemporalEnsembling(Method):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.alpha = setup.options["alpha"]
-        self.store = (setup.points, setup.classes)
-        self.Z: Tensor | None = None  # made at the first batch, which shows the runs and the device
+        shape = (*setup.model.runs, setup.points)
+        device = next(setup.model.parameters()).device
+        # The store is float32 for 16-bit networks too.
+        self.Z = torch.zeros(*shape, setup.classes, device=device)
+        self.z = torch.zeros_like(self.Z)  # this epoch's predictions, until it ends
+        self.seen = torch.zeros(shape, dtype=torch.bool, device=device)
+        self.visits = torch.zeros(shape, device=device)
 
     def passes(self, batch: Batch) -> Passes:
         student = self.model(self.view(batch.x))
@@ -36,44 +43,27 @@ class TemporalEnsembling(Method):
 
     def targets(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The bias-corrected targets of the given rows, and which of them have been visited."""
-        if self.Z is None:
-            self._make_store(rows)
-        assert self.Z is not None
         visits = self.visits.gather(-1, rows)
         correction = torch.where(visits > 0, 1 - self.alpha**visits, 1.0)
         Z = self.Z.gather(-2, rows[..., None].expand(*rows.shape, self.Z.shape[-1]))
         return Z / correction[..., None], visits > 0
 
     def after_epoch(self) -> None:
-        if self.Z is None:
-            return
         seen = self.seen[..., None]
-        self.Z = torch.where(seen, self.alpha * self.Z + (1 - self.alpha) * self.z, self.Z)
+        self.Z.copy_(torch.where(seen, self.alpha * self.Z + (1 - self.alpha) * self.z, self.Z))
         self.visits += self.seen
         self.seen.zero_()
 
     def state(self) -> dict[str, Tensor]:
-        if self.Z is None:
-            return super().state()
-        return super().state() | {"Z": self.Z, "z": self.z, "seen": self.seen, "visits": self.visits}
+        return super().state() | {name: getattr(self, name) for name in STORE}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         super().load_state(state)
-        self.Z = None  # as before the first batch
-        if "Z" in state:
-            self.Z, self.z, self.seen, self.visits = (state[name] for name in ("Z", "z", "seen", "visits"))
-
-    def _make_store(self, rows: Tensor) -> None:
-        points, classes = self.store
-        shape = (*rows.shape[:-1], points)
-        self.Z = torch.zeros(*shape, classes, device=rows.device)
-        self.z = torch.zeros_like(self.Z)
-        self.seen = torch.zeros(shape, dtype=torch.bool, device=rows.device)
-        self.visits = torch.zeros(shape, device=rows.device)
+        for name in STORE:
+            getattr(self, name).copy_(state[name])
 
     def _note(self, rows: Tensor, z: Tensor) -> None:
         """Keeps this epoch's predictions of the rows until the epoch ends."""
-        # The store is float32 for 16-bit networks too.
         self.z.scatter_(-2, rows[..., None].expand_as(z), z.to(self.z.dtype))
         self.seen.scatter_(-1, rows, True)
 

@@ -17,6 +17,7 @@ class VAT(Method):
     name = "vat"
     line = "virtual adversarial training: no change along the worst direction"
     separate_labelled = True
+    carries_tangents = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

@@ -6,14 +6,17 @@ from sntg.errors import UsageError, unknown
 from sntg.models.classifier import Classifier, Output, stack, unstack
 from sntg.models.conv13 import Conv13
 from sntg.models.convnet import NORMALISATIONS, ConvNet
+from sntg.models.flat import flatten, split_like
 from sntg.models.layers import BN_MOMENTUM, Layer
 from sntg.models.mlp import MLP
 from sntg.models.modes import estimate_statistics, frozen_statistics, initialising, shared_noise
+from sntg.models.precision import LOSS_SCALE, PRECISIONS, use_precision
 from sntg.models.small import SmallNet
 
-__all__ = ["BN_MOMENTUM", "MLP", "MODELS", "NORMALISATIONS", "Classifier", "Conv13", "ConvNet", "Layer", "Output"]
-__all__ += ["SmallNet", "build", "estimate_statistics", "frozen_statistics", "initialising", "shared_noise"]
-__all__ += ["stack", "unstack"]
+__all__ = ["BN_MOMENTUM", "LOSS_SCALE", "MLP", "MODELS", "NORMALISATIONS", "PRECISIONS", "Classifier", "Conv13"]
+__all__ += ["ConvNet", "Layer", "Output"]
+__all__ += ["SmallNet", "build", "estimate_statistics", "flatten", "frozen_statistics", "initialising"]
+__all__ += ["shared_noise", "split_like", "stack", "unstack", "use_precision"]
 
 Builder = Callable[[tuple[int, ...], int, float, float, str], Classifier]
 

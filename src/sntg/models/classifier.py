@@ -7,6 +7,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from sntg.models.layers import Layer
+
 
 class Output(NamedTuple):
     """What a forward pass returns: the output layer's logits and the penultimate layer's features h(x)."""
@@ -19,6 +21,11 @@ class Classifier(nn.Module):
     """A network f = g . h. `event_dims` is the number of axes of one input: 1 for a vector, 3 for an image."""
 
     event_dims: int
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The run axis of its parameters, where it is a stack of runs; else nothing."""
+        return tuple(next(m for m in self.modules() if isinstance(m, Layer)).b.shape[:-1])
 
     def h(self, x: Tensor) -> Tensor:
         """The feature map, from inputs to the penultimate layer."""

@@ -4,15 +4,15 @@ Input noise, then blocks of convolutions with leaky ReLU, 2x2 max-pooling and dr
 pooling to the features h(x), and one dense layer.
 """
 
+from itertools import zip_longest
 from typing import ClassVar
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
 from sntg.errors import UsageError, unknown
 from sntg.models.classifier import Classifier
 from sntg.models.layers import (
-    LEAK,
     AffineDense,
     BatchNormConv,
     BatchNormDense,
@@ -20,7 +20,6 @@ from sntg.models.layers import (
     ConvMap,
     Dense,
     DenseMap,
-    max_pool,
 )
 from sntg.models.noise import Dropout, GaussianNoise
 
@@ -78,13 +77,12 @@ class ConvNet(Classifier):
 
     def h(self, x: Tensor) -> Tensor:
         x = self.noise(x)
-        for number, block in enumerate(self.blocks):
-            if number:
-                x = self.dropouts[number - 1](max_pool(x))
-            assert isinstance(block, nn.ModuleList)
-            for layer in block:
-                x = F.leaky_relu(layer(x), LEAK)
-        return x.mean((-2, -1))
+        for block, dropout in zip_longest(self.blocks, self.dropouts):
+            *inner, last = (layer for layer in block.children() if isinstance(layer, ConvMap))
+            for layer in inner:
+                x = layer.activated(x)
+            x = last.pooled(x, dropout) if isinstance(dropout, Dropout) else last.activated(x)
+        return x.mean((-2, -1), dtype=torch.promote_types(x.dtype, torch.float32))
 
     def g(self, features: Tensor) -> Tensor:
         logits: Tensor = self.output(features)

@@ -17,8 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sntg.models.fused import can_fuse, centred_leaky, centred_leaky_pooled
+from sntg.models.noise import Dropout
+
 BN_MOMENTUM = 0.999  # of the running mean, which starts at 0: right after a few thousand steps, not before
 BN_EPS = 1e-6  # beside the variance, in full batch normalisation
+FEW_CHANNELS = 8  # tensor cores take channels in eights: a convolution of fewer is a product with patches instead
 LEAK = 0.1  # slope of the leaky ReLU below zero, everywhere in the paper
 
 
@@ -41,6 +45,15 @@ class Layer(nn.Module):
 
     def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         raise NotImplementedError
+
+    def activated(self, x: Tensor) -> Tensor:
+        """What the next layer sees: the layer and its leaky ReLU."""
+        return F.leaky_relu(self(x), LEAK)
+
+    def pooled(self, x: Tensor, dropout: Dropout) -> Tensor:
+        """What the next block sees: 2 x 2 max-pooling and dropout besides."""
+        dropped: Tensor = dropout(max_pool(self.activated(x)))
+        return dropped
 
     @property
     def batch_axes(self) -> tuple[int, ...]:
@@ -84,11 +97,16 @@ class WeightNorm(Layer):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.mean_only_bn or self.initialising):
             return self.linear_map(x, self.weight(), self.b)
-        y = self.linear_map(x, self.weight())
+        return self.centred(self.linear_map(x, self.weight()))
+
+    def centred(self, y: Tensor) -> Tensor:
+        """The map's output minus its mean, plus the bias."""
         if self.initialising:
             y = self._rescale(y)
-        b = self.per_output(self.b, y)
-        return (y + (b - self._mean(y) if self.mean_only_bn else b)).to(y.dtype)
+        shift = self.per_output(self.b, y)
+        if self.mean_only_bn:
+            shift = shift - self._mean(y)
+        return (y + shift).to(y.dtype) if self.training else y.add_(shift)  # nobody else has seen y: no copy is needed
 
     def weight(self) -> Tensor:
         """g * V / ||V||, the norm taken over everything but the outputs."""
@@ -135,15 +153,15 @@ class BatchNorm(Layer):
         y = self.linear_map(x, self.V)
         if self.training:
             mean = self.batch_mean(y)
-            centred = y - mean
-            variance = self.batch_mean(centred.square())
+            # Deviations add up to zero, so the variance does not change with the mean: its derivative is left out.
+            variance = self.batch_mean((y - mean.detach()).square())
             self.track(self.running_mean, mean)
             self.track(self.running_var, variance)
         else:
-            centred = y - self.per_output(self.running_mean, y)
-            variance = self.per_output(self.running_var, y)
+            mean, variance = self.per_output(self.running_mean, y), self.per_output(self.running_var, y)
         scale = self.per_output(self.g, y) / (variance + BN_EPS).sqrt()
-        return (centred * scale + self.per_output(self.b, y)).to(y.dtype)
+        # One multiplication and one addition an output: derivatives then take two passes over the images, not five.
+        return (y * scale + (self.per_output(self.b, y) - mean * scale)).to(y.dtype)
 
 
 class Affine(Layer):
@@ -174,10 +192,16 @@ class ConvMap(Layer):
     def __init__(self, outputs: int, inputs: int, size: int, padding: str = "valid") -> None:
         super().__init__(outputs, inputs, size, size)
         self.padding = size // 2 if padding == "same" else 0
+        self.dtype: torch.dtype | None = None  # what it computes in; None = its weight's
+        self.channels_last = False  # how it lays images out in memory
 
     def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.dtype is not None:
+            x, weight = x.to(self.dtype), weight.to(self.dtype)
+        if weight.ndim == 5 and len(weight) == 1:  # a stack of one needs no groups
+            weight, bias = weight[0], None if bias is None else bias[0]
         if weight.ndim == 4:
-            y = F.conv2d(x.flatten(0, -4), weight, bias, padding=self.padding)
+            y = self._convolution(x.flatten(0, -4), weight, bias)
             return y.reshape(*x.shape[:-3], *y.shape[1:])
         # Independent runs are the groups of one grouped convolution.
         runs, outputs = weight.shape[:2]
@@ -186,6 +210,29 @@ class ConvMap(Layer):
         y = F.conv2d(images, weight.flatten(0, 1), bias, padding=self.padding, groups=runs)
         separated = y.reshape(len(y), runs, outputs, *y.shape[-2:]).transpose(0, 1)
         return separated.reshape(*x.shape[:-3], *separated.shape[2:])
+
+    def _convolution(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not self.channels_last:
+            return F.conv2d(images, weight, bias, padding=self.padding)
+        padding = self.padding
+        if images.shape[1] < FEW_CHANNELS:
+            images, weight, padding = _patches(images, weight.shape[-1], padding), _as_1x1(weight), 0
+        images, weight = (t.contiguous(memory_format=torch.channels_last) for t in (images, weight))
+        return F.conv2d(images, weight, bias, padding=padding)
+
+
+def _patches(images: Tensor, size: int, padding: int) -> Tensor:
+    """What each output pixel sees as the channels of a pixel, (n, channels * size^2 and some zeros, height, width)."""
+    padded = F.pad(images, (padding,) * 4)
+    height, width = (length - size + 1 for length in padded.shape[-2:])
+    seen = [padded[..., i : i + height, j : j + width] for i in range(size) for j in range(size)]
+    return F.pad(torch.cat(seen, 1), (0, 0, 0, 0, 0, -size * size * images.shape[1] % FEW_CHANNELS))
+
+
+def _as_1x1(weight: Tensor) -> Tensor:
+    """The weight that does to patches what the given one does to images."""
+    flat = weight.permute(0, 2, 3, 1).flatten(1)
+    return F.pad(flat, (0, -flat.shape[1] % FEW_CHANNELS))[..., None, None]
 
 
 class Dense(DenseMap, WeightNorm):
@@ -199,9 +246,40 @@ class Dense(DenseMap, WeightNorm):
 class Conv(ConvMap, WeightNorm):
     """A weight-normed convolution with mean-only batch normalisation.
 
+    Training spends as long on what follows the convolution as on half of it, so a GPU has kernels for that; they apply
+    to images in the layout of its tensor cores. Not where a tangent is carried along (VAT): they have no forward mode.
+
     >>> Conv(4, 3, 3, padding="same")(torch.randn(5, 3, 8, 8)).shape
     torch.Size([5, 4, 8, 8])
     """
+
+    fused = False
+
+    def activated(self, x: Tensor) -> Tensor:
+        if not self._fuses(x):
+            return super().activated(x)
+        y = self.linear_map(x, self.weight())
+        a, mean = centred_leaky(_grouped(y), self._group_bias(y), LEAK)
+        self.track(self.running_mean, mean.view(*y.shape[:-4], 1, -1, 1, 1))
+        return a.view(y.shape)
+
+    def pooled(self, x: Tensor, dropout: Dropout) -> Tensor:
+        rows, columns = (size + 2 * self.padding - self.V.shape[-1] + 1 for size in x.shape[-2:])
+        if not self._fuses(x) or rows % 2 or columns % 2:
+            return super().pooled(x, dropout)
+        y = self.linear_map(x, self.weight())
+        mask = dropout.drawn(y[..., ::2, ::2])
+        a, mean = centred_leaky_pooled(_grouped(y), self._group_bias(y), _grouped(mask), LEAK)
+        self.track(self.running_mean, mean.view(*y.shape[:-4], 1, -1, 1, 1))
+        return a.view(mask.shape)
+
+    def _fuses(self, x: Tensor) -> bool:
+        return self.fused and self.training and not self.initialising and can_fuse(x, self.b.shape[-1])
+
+    def _group_bias(self, y: Tensor) -> Tensor:
+        """The bias of each batch of the pass, (groups, outputs)."""
+        b = self.per_output(self.b, y)[..., 0, :, 0, 0]
+        return b.expand(*y.shape[:-4], -1).reshape(-1, y.shape[-3])
 
 
 class BatchNormDense(DenseMap, BatchNorm):
@@ -226,6 +304,11 @@ class AffineDense(DenseMap, Affine):
     >>> AffineDense(3, 2)(torch.randn(5, 2)).shape
     torch.Size([5, 3])
     """
+
+
+def _grouped(y: Tensor) -> Tensor:
+    """Images as (groups, rows, channels, height, width), a group for each batch."""
+    return y.flatten(0, -5) if y.ndim > 4 else y[None]
 
 
 def max_pool(x: Tensor) -> Tensor:

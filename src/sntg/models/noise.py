@@ -20,13 +20,15 @@ class Perturbation(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
+        return self.apply_draw(x, self.drawn(x)) if self.training else x
+
+    def drawn(self, x: Tensor) -> Tensor:
+        """The draw for a training pass over x: a new one, or the one it shares."""
         if not self.sharing:
-            return self.apply_draw(x, self.draw(x))
+            return self.draw(x)
         if self.shared is None or self.shared.shape != x.shape:
             self.shared = self.draw(x)
-        return self.apply_draw(x, self.shared)
+        return self.shared
 
 
 class GaussianNoise(Perturbation):
@@ -62,7 +64,7 @@ class Dropout(Perturbation):
         self.rate = rate
 
     def draw(self, x: Tensor) -> Tensor:
-        return F.dropout(torch.ones(x.shape, dtype=x.dtype, device=x.device), self.rate)
+        return F.dropout(torch.ones_like(x), self.rate)
 
     def apply_draw(self, x: Tensor, draw: Tensor) -> Tensor:
         return x * draw

@@ -4,7 +4,8 @@ It differs from torch.optim.Adam in where epsilon goes (beside the root of the u
 bias correction, which uses the current beta1 while beta1 ramps down. The learning rate may differ from run to run.
 
 All parameters live in one flat tensor, and so do their gradients: small nets have many small tensors, and one
-operation on all of them costs little more than an operation on one.
+operation on all of them costs little more than an operation on one. Rates and momenta may be tensors, so that a step
+recorded once can be replayed with others.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,69 +13,82 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from sntg.models import flatten, split_like
+
+Value = Tensor | float
+
 
 class Adam:
     """m <- b1 m + (1-b1) g, v <- b2 v + (1-b2) g^2, theta <- theta - lr sqrt(1-b2^t)/(1-b1^t) m / (sqrt(v) + eps).
 
-    runs: the length of the parameters' leading run axis, where they have one.
+    runs: the length of the parameters' leading run axis, where they have one. loss_scale: what the loss was multiplied
+    by before the gradients were taken. The caller counts the steps t: see `bias_correction`.
 
     >>> weight = nn.Parameter(torch.tensor([1.0]))
     >>> optimiser = Adam([weight])
     >>> weight.square().sum().backward()
-    >>> optimiser.step(lr=0.1)
+    >>> optimiser.gather()
+    >>> optimiser.step(0.1 * bias_correction(0.9, 0.999, 1), beta1=0.9, beta2=0.999)
     >>> weight.data
     tensor([0.9000])
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], beta2: float = 0.999, eps: float = 1e-8, runs: int = 1
+        self, parameters: Iterable[nn.Parameter], eps: float = 1e-8, runs: int = 1, loss_scale: float = 1.0
     ) -> None:
         self.parameters = list(parameters)
-        self.beta2 = beta2
         self.eps = eps
-        self.steps = 0
-        self.theta = torch.cat([p.detach().flatten() for p in self.parameters])
+        self.loss_scale = loss_scale
+        self.theta = flatten(self.parameters)
         numbers = torch.arange(runs, device=self.theta.device)
         self.run_of = torch.cat([numbers.repeat_interleave(p.numel() // runs) for p in self.parameters])
         self.gradient = torch.zeros_like(self.theta)
         self.m = torch.zeros_like(self.theta)
         self.v = torch.zeros_like(self.theta)
-        self.gradients = self._views(self.gradient)
-        for parameter, values, gradient in zip(self.parameters, self._views(self.theta), self.gradients, strict=True):
-            parameter.data = values
-            if parameter.grad is None:
-                parameter.grad = gradient
+        self.gradients = split_like(self.gradient, self.parameters)
 
     @torch.no_grad()
-    def step(self, lr: Tensor | float, beta1: float = 0.9) -> None:
-        """One update from the parameters' gradients, which it clears. `lr` is a number, or one for each run (runs,)."""
-        self._gather()
-        self.steps += 1
-        self.m.lerp_(self.gradient, 1 - beta1)
-        self.v.mul_(self.beta2).addcmul_(self.gradient, self.gradient, value=1 - self.beta2)
-        correction = (1 - self.beta2**self.steps) ** 0.5 / (1 - beta1**self.steps)
-        rate = (lr[self.run_of] if isinstance(lr, Tensor) and lr.numel() > 1 else lr) * correction
-        self.theta.sub_(self.v.sqrt().add_(self.eps).reciprocal_().mul_(self.m).mul_(rate))
-        self.gradient.zero_()
+    def gather(self) -> None:
+        """Moves the parameters' gradients into the flat tensor."""
+        found = [(flat, p.grad) for flat, p in zip(self.gradients, self.parameters, strict=True) if p.grad is not None]
+        if len(found) < len(self.parameters):
+            self.gradient.zero_()
+        if found:
+            torch._foreach_copy_([flat for flat, _ in found], [gradient for _, gradient in found])
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, rate: Value, beta1: Value, beta2: Value) -> None:
+        """One update from the gathered gradients. `rate` is lr with its bias correction, one number or one a run."""
+        gradient = self.gradient if self.loss_scale == 1 else self.gradient / self.loss_scale
+        self.m.lerp_(gradient, _share(1 - beta1, self.m))
+        self.v.lerp_(gradient.square(), _share(1 - beta2, self.v))
+        if isinstance(rate, Tensor):
+            rate = (rate[self.run_of] if rate.numel() > 1 else rate).to(self.theta.dtype)
+        self.theta.sub_(self.m / self.v.sqrt().add_(self.eps) * rate)
 
     def state(self) -> dict[str, Tensor]:
-        """The moments and the number of steps, for a checkpoint; the parameters are the model's to save."""
-        return {"m": self.m, "v": self.v, "steps": torch.tensor(self.steps)}
+        """The moments, for a checkpoint; the parameters are the model's to save."""
+        return {"m": self.m, "v": self.v}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Goes back to what `state` gave."""
+        """Goes back to what `state` gave; gradients of a step that was not finished are forgotten."""
         self.m.copy_(state["m"])
         self.v.copy_(state["v"])
-        self.steps = int(state["steps"])
+        for parameter in self.parameters:
+            parameter.grad = None
 
-    def _views(self, flat: Tensor) -> list[Tensor]:
-        """The flat tensor's parts in the parameters' shapes."""
-        parts = torch.split(flat, [p.numel() for p in self.parameters])
-        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
-    def _gather(self) -> None:
-        """Takes in gradients that someone put beside the flat tensor instead of adding to it."""
-        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
-            if parameter.grad is not gradient:
-                gradient.zero_() if parameter.grad is None else gradient.copy_(parameter.grad)
-                parameter.grad = gradient
+def bias_correction(beta1: float, beta2: float, t: int) -> float:
+    """What the learning rate of step t = 1, 2, ... is multiplied by: both moments started at zero.
+
+    >>> round(bias_correction(0.9, 0.999, 1), 4)
+    0.3162
+    """
+    return float((1 - beta2**t) ** 0.5 / (1 - beta1**t))
+
+
+def _share(value: Value, like: Tensor) -> Value:
+    """How much of the new goes in, as `lerp` wants it."""
+    return value.to(like.dtype) if isinstance(value, Tensor) else value

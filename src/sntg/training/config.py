@@ -10,7 +10,8 @@ from sntg.data import PADDINGS, SPLITS, WHITENINGS, Entry, check_label_count, en
 from sntg.errors import UsageError, unknown
 from sntg.graph import GRAPHS, check_pairs
 from sntg.methods import METHODS, parse
-from sntg.models import BN_MOMENTUM, MODELS, NORMALISATIONS
+from sntg.models import BN_MOMENTUM, MODELS, NORMALISATIONS, PRECISIONS
+from sntg.training.engines import ENGINES
 from sntg.training.schedules import DECAYS
 
 CONSISTENCIES = ("mse", "kl")
@@ -35,6 +36,9 @@ class Config:
     validation: int = 0  # training points held out and tested on in place of the test set
     split_file: str = ""  # an index file that says which points keep their labels
     tensorboard: bool = False
+    engine: str = "auto"  # how a step is executed: "eager", "compiled", "graph", or the best for the device
+    precision: str = "auto"  # of the convolutions: "float32", "tf32", "bfloat16", "float16", or the device's best
+    storage: str = "auto"  # where training points are kept: on the "device", or streamed to it from the "host"
     model: str = "mlp"  # "mlp", "small" or "conv13", the paper's network
     normalisation: str = "mean-only"  # of the convolutional nets; "batch" or "batch-logits" = VAT's full normalisation
     epochs: int = 300  # passes over all training points, or spans of epoch_steps
@@ -142,6 +146,9 @@ CHOICES: dict[str, Any] = {
     "whitening": WHITENINGS,
     "padding": PADDINGS,
     "report": REPORTS,
+    "engine": ("auto", *ENGINES),
+    "precision": ("auto", *PRECISIONS),
+    "storage": ("auto", "device", "host"),
 }
 
 
@@ -165,7 +172,7 @@ def check(config: Config) -> None:
     check_bounds(config)
     check_images(config, data)
     check_batches(config, points, METHODS[name.base].separate_labelled)
-    check_device(config.device)
+    check_execution(config)
     if config.graph == "fixed" and name.sntg and not config.fixed_from:
         raise UsageError("graph = fixed needs fixed_from = the run folder whose predictions make the graph")
 
@@ -221,6 +228,16 @@ def check_types(config: Config) -> None:
             raise UsageError(f"{key} = {value!r} is not of the kind {getattr(kind, '__name__', kind)}")
 
 
+def check_execution(config: Config) -> None:
+    """Refuses what only a GPU can do."""
+    check_device(config.device)
+    if torch.device(config.device).type == "cuda":
+        return
+    for key, only in (("engine", ("graph",)), ("precision", ("tf32", "float16"))):
+        if getattr(config, key) in only:
+            raise UsageError(f"{key} = {getattr(config, key)} needs a GPU, and device = {config.device}: use auto")
+
+
 def check_device(device: str) -> None:
     """Refuses a device that does not exist here."""
     try:
@@ -233,6 +250,15 @@ def check_device(device: str) -> None:
         raise UsageError(f"device = {device!r} is not supported: use cpu or cuda")
 
 
+def device_name(device: str) -> str:
+    """A device as people call it.
+
+    >>> device_name("cpu")
+    'cpu'
+    """
+    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device
+
+
 def default_device() -> str:
     """The GPU where there is one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -241,6 +267,7 @@ def default_device() -> str:
 TYPES: dict[str, Any] = {f.name: f.type for f in fields(Config)}
 # What `sntg train` takes by itself, not through --set, and what a run writes down by itself.
 ARGUMENTS = {"dataset", "labels", "method", "seed", "device", "data", "validation", "split_file", "tensorboard"}
+ARGUMENTS |= {"engine", "precision", "storage"}
 ARGUMENTS |= {"overridden", "data_hash"}
 
 

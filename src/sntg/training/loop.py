@@ -16,20 +16,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sntg.data import Dataset, flip, translate
+from sntg.data import Dataset, centre, crop, flip, pad
 from sntg.errors import UsageError
 from sntg.losses import consistency_kl, consistency_mse
-from sntg.methods import METHODS, GraphTerm, Objective, Setup, parse
-from sntg.models import Classifier, estimate_statistics, initialising, stack, unstack
+from sntg.methods import METHODS, GraphTerm, Objective, Seen, Setup, parse
+from sntg.models import (
+    LOSS_SCALE,
+    PRECISIONS,
+    Classifier,
+    estimate_statistics,
+    initialising,
+    stack,
+    unstack,
+    use_precision,
+)
 from sntg.training.adam import Adam
 from sntg.training.batches import Batches, Shuffled
 from sntg.training.config import Config
+from sntg.training.engines import Step, best_engine, best_precision, start_engine
 from sntg.training.evaluation import error, predict
 from sntg.training.graphs import build_graph
 from sntg.training.inputs import Inputs, load_inputs
 from sntg.training.metrics import EpochLog
 from sntg.training.run_folder import build_model
 from sntg.training.schedules import Schedule
+from sntg.training.streaming import fits
+from sntg.training.timetable import Timetable, Values
 
 STACKABLE = {"seed", "lr", "w_max", "k", "ent", "noise", "ramp_up", "graph_start", "graph_ramp"}
 UNSHARED = STACKABLE | {"overridden", "data_hash"}  # what runs of a stack need not have in common
@@ -89,50 +101,38 @@ def check_stack(configs: Sequence[Config]) -> None:
                 )
 
 
-@dataclass(frozen=True)
-class Values:
-    """What the schedules say at one moment: numbers shared by the stack, and tensors with one value a run."""
-
-    beta1: float
-    ema: float
-    beta2: float
-    lr: Tensor
-    weights: dict[str, Tensor]
+Notes = tuple[Values, Tensor, dict[str, Tensor], Seen]  # what a step's update needs to know of its forward pass
 
 
 class Stack:
     """The state of a stack of runs: networks, optimiser, data, and where in training they are."""
 
-    def __init__(self, configs: Sequence[Config]) -> None:
-        self.shared = configs[0]
-        self.device = torch.device(self.shared.device)
-        self.inputs = [load_inputs(c) for c in configs]
-        data = [i.data for i in self.inputs]
-        self.configs = [replace(c, data_hash=d.content_hash) for c, d in zip(configs, data, strict=True)]
-        self.truth = torch.stack([d.train_y for d in data]).to(self.device)
-        self.test_x = torch.stack([d.test_x for d in data]).to(self.device)
-        self.test_y = torch.stack([d.test_y for d in data]).to(self.device)
-        self.model = stack([_seeded_model(c) for c in configs]).to(self.device)
-        name = parse(self.shared.method)
-        kind = METHODS[name.base]
-        x, labels = torch.stack([d.train_x for d in data]), torch.stack([i.labels for i in self.inputs])
-        c = self.shared
-        self.batches = Batches(
-            x.to(self.device), labels.to(self.device), c.batch, c.labelled_batch, kind.separate_labelled
-        )
-        self.epoch_steps = c.epoch_steps or x.shape[1] // (c.batch or c.labelled_batch)
+    def __init__(self, configs: Sequence[Config], inputs: Sequence[Inputs] | None = None) -> None:
+        """inputs: the runs' data, where they are not to be loaded by their names."""
+        configs = [_decided(c) for c in configs]
+        self.shared = c = configs[0]
+        self.device = torch.device(c.device)
+        self.inputs = [load_inputs(c) for c in configs] if inputs is None else list(inputs)
+        self.truth = torch.stack([i.data.train_y for i in self.inputs]).to(self.device)
+        self.test_x = torch.stack([i.data.test_x for i in self.inputs]).to(self.device)
+        self.test_y = torch.stack([i.data.test_y for i in self.inputs]).to(self.device)
+        self.kind = METHODS[parse(c.method).base]
+        fused = c.engine != "eager" and not self.kind.carries_tangents and len(configs) == 1
+        self.model = use_precision(stack([_seeded_model(c) for c in configs]).to(self.device), c.precision, fused)
+        self.batches = self._batches()
+        self.epoch_steps = c.epoch_steps or self.truth.shape[1] // (c.batch or c.labelled_batch)
+        self.optimiser = Adam(self.model.parameters(), runs=len(configs), loss_scale=LOSS_SCALE.get(c.precision, 1.0))
         self._initialise_from_data()
-        self.objective = Objective(kind(self._setup()), name.ent, self._graph_term() if name.sntg else None)
-        self.optimiser = Adam(self.model.parameters(), c.beta2, runs=len(configs))
+        self.objective = self._objective(configs)
         self.schedules = [_schedule(c, i) for c, i in zip(configs, self.inputs, strict=True)]
-        self.log = EpochLog(self.truth, 0)
+        self.timetable = Timetable(self.schedules, self.objective.terms, self.epoch_steps, c.stepwise, self.device)
+        self.log = EpochLog(self.truth, self.objective.terms)
         self.histories: list[list[Record]] = [[] for _ in configs]
-        self._values: tuple[float, Values] | None = None
-
-    @property
-    def step(self) -> int:
-        """How many steps have been taken."""
-        return self.optimiser.steps
+        self.step = 0  # how many have been taken
+        engine = self._start_engine()
+        self.configs = [
+            replace(c, data_hash=i.data.content_hash, engine=engine) for c, i in zip(configs, self.inputs, strict=True)
+        ]
 
     @property
     def steps(self) -> int:
@@ -145,17 +145,40 @@ class Stack:
         return self.step >= self.steps
 
     def advance(self) -> list[Record] | None:
-        """Takes one step; at the end of an epoch it evaluates, and returns each run's metrics."""
-        values = self.values()
-        self.model.train()
-        batch = self.batches.next()
-        terms, seen = self.objective(batch)
-        torch.stack([values.weights[name] * term for name, term in terms.items()]).sum().backward()  # type: ignore[no-untyped-call]
-        self.optimiser.beta2 = values.beta2
-        self.optimiser.step(values.lr, values.beta1)
-        self.objective.base.after_step(values.ema)
-        self.log.add(batch, terms, seen)
+        """Takes one step; at the end of an epoch it evaluates, and returns each run's metrics.
+
+        The host only says where the epoch's values and the shuffled rows begin anew; the step itself never asks it.
+        """
+        if self.step % self.epoch_steps == 0:
+            self.timetable.load(self.step)
+        self._run()
+        self.step += 1
+        self.log.steps += 1
         return self._end_epoch() if self.step % self.epoch_steps == 0 else None
+
+    def _forward(self) -> tuple[Tensor, Notes]:
+        """The loss of the next batch."""
+        values, batch = self.timetable.next(), self.batches.next()
+        terms, seen = self.objective(batch)
+        loss = torch.stack([values.weights[name].to(term.dtype) * term for name, term in terms.items()]).sum()
+        return loss * self.optimiser.loss_scale, (values, batch.rows, {n: t.detach() for n, t in terms.items()}, seen)
+
+    @torch.no_grad()
+    def _update(self, notes: Notes) -> None:
+        """What follows from the gradients: new weights, a new average of them, and the epoch's sums."""
+        values, rows, terms, seen = notes
+        self.optimiser.step(values.rate, values.beta1, values.beta2)
+        self.objective.base.after_step(values.ema)
+        self.log.add(rows, terms, seen)
+
+    def _start_engine(self) -> str:
+        """Readies the engine, which takes some steps, and takes them back; returns the name of the one that works."""
+        before = {name: tensor.clone() for name, tensor in self.state().items()}
+        self.model.train()
+        self.timetable.load(0)
+        step = Step(self.batches.refill, self._forward, self.optimiser.gather, self._update)
+        name, self._run = start_engine(self.shared.engine, step, undo=lambda: self.load_state(before, self.histories))
+        return name
 
     def _end_epoch(self) -> list[Record]:
         self.log.check_finite()
@@ -163,24 +186,8 @@ class Stack:
         records = self._records()
         for history, record in zip(self.histories, records, strict=True):
             history.append(record)
-        self.log = EpochLog(self.truth, self.step)
+        self.log.begin(self.step)
         return records
-
-    def values(self) -> Values:
-        """What the schedules say of the next step; worked out anew only when it changes."""
-        epoch = self.step / self.epoch_steps if self.shared.stepwise else self.step // self.epoch_steps
-        if self._values is None or self._values[0] != epoch:
-            per_run = [s.weights(epoch) for s in self.schedules]
-            ema, beta2 = self.schedules[0].momenta(epoch)
-            values = Values(
-                self.schedules[0].beta1(epoch),
-                ema,
-                beta2,
-                self._across_runs([s.lr(epoch) for s in self.schedules]),
-                {term: self._across_runs([w[term] for w in per_run]) for term in per_run[0]},
-            )
-            self._values = epoch, values
-        return self._values[1]
 
     def state(self) -> State:
         """All that the next step depends on."""
@@ -190,6 +197,7 @@ class Stack:
             "method": self.objective.base.state(),
             "batches": self.batches.state(),
             "log": self.log.state(),
+            "progress": {"step": torch.tensor(self.step)},
             "random": {"cpu": torch.get_rng_state()},
         }
         if self.device.type == "cuda":
@@ -210,6 +218,8 @@ class Stack:
         self.objective.base.load_state(part("method"))
         self.batches.load_state(part("batches"))
         self.log.load_state(part("log"))
+        self.step = int(state["progress/step"])
+        self.timetable.load(min(self.step, self.steps - 1))
         torch.set_rng_state(state["random/cpu"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random/cuda"], self.device)
@@ -219,7 +229,7 @@ class Stack:
         """Takes the stack apart into finished runs."""
         evaluated = self._evaluated(self._reported())
         features = predict(evaluated, self.test_x).features.cpu()  # here, where the network runs fast
-        model = deepcopy(evaluated).cpu().eval()
+        model = use_precision(deepcopy(evaluated).cpu().eval(), "float32")
         return [
             Trained(c, unstack(model, r), i.data, i.labels, features[r], self.histories[r])
             for r, (c, i) in enumerate(zip(self.configs, self.inputs, strict=True))
@@ -234,8 +244,7 @@ class Stack:
                 "student_error": self._error(self.model),
                 "ema_error": self._error(self.objective.base.averaged()),
             }
-        assert self._values is not None
-        moment = self._values[0]  # the last step's
+        moment = self.timetable.moment(self.step - 1)
         reported = errors["ema_error" if self.shared.report == "ema" else "student_error"]
         return [
             {
@@ -264,37 +273,59 @@ class Stack:
         copy = deepcopy(model)
         with own_randomness(self.shared):  # evaluation takes no random numbers from training
             stream = Shuffled(self.batches.labelled_rows(), self.shared.labelled_batch or self.shared.batch)
-            rows = (stream.next() for _ in range(self.shared.bn_batches))
-            estimate_statistics(copy, (self.batches.pick(r).x for r in rows))
+            batches = (self.batches.pick(stream.draw()) for _ in range(self.shared.bn_batches))
+            estimate_statistics(copy, (centre(x, self.shared.translate) for x in batches))
         return copy
 
     def _setup(self) -> Setup:
         c = self.shared
         return Setup(
             model=self.model,
-            augment=lambda x: translate(x, c.translate, c.padding),
+            augment=lambda x: crop(x, c.translate),
             flip=flip if c.flip else lambda x: x,
             consistency={"mse": consistency_mse, "kl": consistency_kl}[c.consistency],
             points=self.truth.shape[1],
             classes=self.inputs[0].data.classes,
             options=c.as_dict(),
+            theta=self.optimiser.theta,
         )
 
-    def _graph_term(self) -> GraphTerm:
+    def _batches(self) -> Batches:
+        """The training points where they are drawn from, with the border that moved images show."""
         c = self.shared
-        graph = build_graph(self.configs, self.batches.x, [i.split for i in self.inputs])
-        return GraphTerm(graph, c.pairs, c.n_pairs, c.margin, c.graph_labels == "merge")
+        x = torch.stack([i.data.train_x for i in self.inputs])
+        if self.device.type == "cuda" and PRECISIONS[c.precision] and self.model.event_dims == 3:
+            x = x.half()  # finer than bfloat16, and noise far above its steps is added anyway
+        if c.storage == "device" or (c.storage == "auto" and fits(x.nbytes, self.device)):
+            x = x.to(self.device)
+        labels = torch.stack([i.labels for i in self.inputs]).to(self.device)
+        return Batches(pad(x, c.translate, c.padding), labels, c.batch, c.labelled_batch, self.kind.separate_labelled)
+
+    def _objective(self, configs: Sequence[Config]) -> Objective:
+        c, name = self.shared, parse(self.shared.method)
+        term = None
+        if name.sntg:
+            points = torch.stack([i.data.train_x for i in self.inputs]).to(self.device)
+            graph = build_graph(configs, points, [i.split for i in self.inputs])
+            term = GraphTerm(graph, c.pairs, c.n_pairs, c.margin, c.graph_labels == "merge")
+        return Objective(self.kind(self._setup()), name.ent, term)
 
     def _initialise_from_data(self) -> None:
         """Data-dependent initialisation on one augmented training batch in training mode."""
         setup, before = self._setup(), self.batches.state()
+        self.batches.refill()
         batch = self.batches.next()
         self.batches.load_state(before)  # the first epoch has a shuffle of its own
         with torch.no_grad(), initialising(self.model):
             self.model.train()(setup.augment(setup.flip(batch.x)))
 
-    def _across_runs(self, values: list[float]) -> Tensor:
-        return torch.tensor(values, device=self.device)
+
+def _decided(config: Config) -> Config:
+    """The config with `auto` replaced by what it means on its device."""
+    device = torch.device(config.device)
+    engine = best_engine(device) if config.engine == "auto" else config.engine
+    precision = best_precision(device) if config.precision == "auto" else config.precision
+    return replace(config, engine=engine, precision=precision)
 
 
 def _seeded_model(config: Config) -> Classifier:
@@ -314,11 +345,12 @@ def own_randomness(config: Config) -> Iterator[None]:
     """Seeds torch's generators for the run and gives the caller's back afterwards. On a GPU it also asks for kernels
     that give the same bits every time: without them a resumed run would end elsewhere."""
     devices = [torch.device(config.device)] if torch.device(config.device).type == "cuda" else []
-    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(config.seed)
         try:
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+            cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = True, False, config.precision == "tf32"
             yield
         finally:
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+            cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = before

@@ -3,14 +3,14 @@
 The sums live on the device and are read once, when the epoch ends; a checkpoint in mid-epoch takes them along.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sntg.errors import DivergenceError
-from sntg.methods import Batch, Seen
+from sntg.methods import Seen
 
 
 class EpochLog:
@@ -18,31 +18,31 @@ class EpochLog:
 
     losses: (terms, runs), summed in float64; a sum that is not a number any more stays as it is, and `fine` counts the
     steps before. counts: (5, runs), of the teacher's mistakes and opinions, and the graph's hits, neighbours and true
-    pairs.
+    pairs. How many steps they are of is the host's to count.
     """
 
-    def __init__(self, truth: Tensor, first_step: int) -> None:
+    def __init__(self, truth: Tensor, names: Sequence[str]) -> None:
         self.truth = truth
-        self.first_step = first_step
-        self.steps = 0
-        self.names: list[str] = []
-        self.taught = self.linked = False
+        self.names = tuple(names)
+        self.first_step = self.steps = 0
         self.counts = torch.zeros(5, len(truth), dtype=torch.float64, device=truth.device)
-        self.losses = self.fine = torch.zeros(0, len(truth), dtype=torch.float64, device=truth.device)
+        self.losses = torch.zeros(len(self.names), len(truth), dtype=torch.float64, device=truth.device)
+        self.fine = torch.zeros_like(self.losses)
 
-    def add(self, batch: Batch, terms: dict[str, Tensor], seen: Seen) -> None:
-        """Adds one step."""
-        values = torch.stack(list(terms.values())).detach().double()
-        if not self.steps:
-            self.losses, self.fine = torch.zeros_like(values), torch.zeros_like(values)
-        self.names = list(terms)
-        self.losses = torch.where(torch.isfinite(self.losses), self.losses + values, self.losses)
+    def add(self, rows: Tensor, terms: Mapping[str, Tensor], seen: Seen) -> None:
+        """Adds one step's terms and what its teacher and graph made of the rows; the host has no part in it."""
+        values = torch.stack([terms[name] for name in self.names]).detach().double()
+        self.losses.copy_(torch.where(torch.isfinite(self.losses), self.losses + values, self.losses))
         self.fine += torch.isfinite(self.losses)
-        self.steps += 1
-        self.taught, self.linked = seen.teacher is not None, seen.W is not None
-        if self.taught or self.linked:
-            truth = self.truth.gather(-1, batch.rows)
+        if seen.teacher is not None or seen.W is not None:
+            truth = self.truth.gather(-1, rows)
             self.counts += torch.stack([*self._teacher(truth, seen), *self._graph(truth, seen)]).double()
+
+    def begin(self, step: int) -> None:
+        """Starts the sums of the epoch that begins after `step` steps."""
+        for sums in (self.counts, self.losses, self.fine):
+            sums.zero_()
+        self.first_step, self.steps = step, 0
 
     def _teacher(self, truth: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
         """The teacher's mistakes and opinions, held against the true classes of the batch's rows, (runs, n)."""
@@ -80,9 +80,9 @@ class EpochLog:
         return [
             {
                 "loss": losses,
-                "teacher_error": _ratio(100.0 * wrong[r], asked[r]) if self.taught else None,
-                "graph_precision": _ratio(hits[r], neighbours[r]) if self.linked else None,
-                "graph_recall": _ratio(hits[r], pairs[r]) if self.linked else None,
+                "teacher_error": _ratio(100.0 * wrong[r], asked[r]),
+                "graph_precision": _ratio(hits[r], neighbours[r]),
+                "graph_recall": _ratio(hits[r], pairs[r]),
             }
             for r, losses in enumerate(self.means())
         ]
@@ -93,8 +93,9 @@ class EpochLog:
         return sums | {"steps": torch.tensor(self.steps), "first_step": torch.tensor(self.first_step)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Goes back to what `state` gave; the names come with the next step."""
-        self.counts, self.losses, self.fine = (state[name] for name in ("counts", "losses", "fine"))
+        """Goes back to what `state` gave."""
+        for name in ("counts", "losses", "fine"):
+            getattr(self, name).copy_(state[name])
         self.steps, self.first_step = int(state["steps"]), int(state["first_step"])
 
 

@@ -195,7 +195,8 @@ def resolve(dataset: str, labels: int | str, method: str, seed: int = 0, **setti
     return config_from({"dataset": dataset, "labels": labels, "method": method, "seed": seed} | values)
 
 
-RUN_ARGUMENTS = {"device", "data", "validation", "split_file", "tensorboard"}  # not settings of a recipe
+# Not settings of a recipe.
+RUN_ARGUMENTS = {"device", "data", "validation", "split_file", "tensorboard", "engine", "precision", "storage"}
 
 
 def _label_count(dataset: str, labels: int | str, settings: dict[str, Any]) -> int | str:

@@ -19,7 +19,7 @@ from sntg.training.run_folder import CONFIG, SPLIT, RunFolder, check_free, read_
 from sntg.training.stopping import Stopped, stop_requests
 from sntg.training.tensorboard import Board, check_tensorboard
 
-FREE = ("data", "split_file", "checkpoint_seconds", "tensorboard")  # what may change when a run goes on
+FREE = ("data", "split_file", "storage", "checkpoint_seconds", "tensorboard")  # what may change when a run goes on
 OnEpoch = Callable[[Record], None]
 OnStep = Callable[[Stack], None]
 

@@ -36,6 +36,9 @@ SPLIT, VALIDATION, LOCK = "split.txt", "validation.txt", ".lock"
 BEFORE_CONFIG = (SPLIT, VALIDATION, LOCK)  # what a run killed before it had settings leaves: the folder is free
 
 
+ANYWHERE = {"device": "cpu", "engine": "auto", "precision": "auto", "storage": "auto"}  # to read a run
+
+
 class RunFolder:
     """The folder of a run, new or to be gone on with. Nothing is written until `start`."""
 
@@ -158,10 +161,10 @@ def build_model(c: Config) -> Classifier:
 
 
 def read_config(folder: Path, keep_device: bool = False) -> Config:
-    """A run folder's settings; the device it ran on matters only for going on with it."""
+    """A run folder's settings; the device it ran on, and how, matter only for going on with it."""
     try:
         values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        return config_from(values if keep_device else values | {"device": "cpu"})
+        return config_from(values if keep_device else values | ANYWHERE)
     except FileNotFoundError:
         raise UsageError(f"{str(folder)!r} is not a run folder: it has no {CONFIG}") from None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as e:

@@ -1,0 +1,140 @@
+"""How a training step is executed: as it is written, compiled, or recorded once as a CUDA graph and replayed.
+
+A step comes in parts that never ask the host anything: every number that changes from step to step (learning rate,
+weights, the place in the data) is a tensor on the device. So whoever executes the parts, they compute the same.
+
+    eager     PyTorch runs operation after operation: the reference, on any device
+    compiled  torch.compile fuses the operations; forward pass, backward pass and update are a few calls each
+    graph     the whole compiled step is one launch: no time is lost between its kernels
+"""
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Run = Callable[[], None]
+WARM_UP = 3  # steps before the recording: they compile, choose algorithms and allocate, which a recording must not
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of training. `forward` draws a batch and gives the loss, and what `update` needs to know besides.
+
+    >>> weight = torch.ones(1, requires_grad=True)
+    >>> step = Step(lambda: None, lambda: (2 * weight.sum(), None), lambda: None, lambda notes: None)
+    >>> step()
+    >>> weight.grad
+    tensor([2.])
+    """
+
+    prepare: Callable[[], None]  # the host's part: it sees to it that there are rows to draw
+    forward: Callable[[], tuple[Tensor, Any]]
+    gather: Callable[[], None]  # takes in the parameters' gradients
+    update: Callable[[Any], None]
+
+    def __call__(self) -> None:
+        self.prepare()
+        self.compute()
+
+    def compute(self) -> None:
+        """The device's part."""
+        loss, notes = self.forward()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.gather()
+        self.update(notes)
+
+
+def eager(step: Step) -> Run:
+    return step
+
+
+def compiled(step: Step) -> Run:
+    step = _compile(step)
+    step()  # what cannot be compiled fails here, not in the midst of a run
+    return step
+
+
+def graph(step: Step) -> Run:
+    step = _compile(step)
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    step.prepare()
+    recording = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recording):
+        step.compute()
+
+    def run() -> None:
+        step.prepare()
+        recording.replay()
+
+    return run
+
+
+def _compile(step: Step) -> Step:
+    torch._dynamo.reset()  # the parts of another stack have the same code: they would count as recompilations of it
+    return replace(
+        step,
+        forward=torch.compile(step.forward, fullgraph=True, dynamic=False),
+        update=torch.compile(step.update, fullgraph=True, dynamic=False),
+    )
+
+
+ENGINES: dict[str, Callable[[Step], Run]] = {"eager": eager, "compiled": compiled, "graph": graph}
+SLOWER = {"graph": "compiled", "compiled": "eager"}  # what is tried when one fails
+
+
+def best_engine(device: torch.device) -> str:
+    """What `auto` is: benchmarks/ has the figures.
+
+    >>> best_engine(torch.device("cpu"))
+    'eager'
+    """
+    return "graph" if device.type == "cuda" else "eager"
+
+
+def best_precision(device: torch.device) -> str:
+    """The fastest precision shown to reach float32's error: docs/performance.md has the runs.
+
+    >>> best_precision(torch.device("cpu"))
+    'float32'
+    """
+    return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+
+
+def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, Run]:
+    """The engine called `name`, ready to run, or the next slower one that works, with a warning that says why.
+
+    Getting ready takes steps; `undo` puts the training back to where it was.
+
+    >>> loss = torch.ones(1, requires_grad=True).sum()
+    >>> step = Step(lambda: None, lambda: (loss, None), lambda: None, lambda notes: None)
+    >>> start_engine("eager", step, undo=lambda: None)[0]
+    'eager'
+    """
+    try:
+        run = ENGINES[name](step)
+    except Exception as e:
+        if name not in SLOWER:
+            raise
+        instead = f"so {SLOWER[name]} runs instead"
+        warnings.warn(f"the {name} engine does not work here, {instead}: {_reason(e)}", stacklevel=2)
+        undo()
+        return start_engine(SLOWER[name], step, undo)
+    undo()
+    return name, run
+
+
+def _reason(e: Exception) -> str:
+    """What went wrong, in a line: a compiler's message has it in the last line that names an error."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*:", line)]
+    return (named or lines or [""])[-1 if named else 0] or type(e).__name__

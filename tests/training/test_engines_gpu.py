@@ -1,0 +1,351 @@
+"""The engines on a GPU: eager, compiled and recorded training are the same, and a replay repeats nothing it should not.
+
+A convolutional net at full learning rate is chaotic: under Adam a difference of 1e-7 grows about tenfold every few
+steps. So engines are compared one step at a time from a common state; and over 50 steps their drift is held against
+that of an eager twin whose weights began one unit in the last place away.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sntg.data import Dataset, Split
+from sntg.training import resolve
+from sntg.training.inputs import Inputs
+from sntg.training.loop import Stack, own_randomness
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+DEVICE, MODEL, ENGINES = "cuda", "conv13", ("compiled", "graph")
+METHODS = ["supervised", "sntg", "pi", "tempens", "mt", "vat"]
+METHODS += ["supervised+ent+sntg", "pi+ent+sntg", "tempens+ent+sntg", "mt+ent+sntg", "vat+ent+sntg"]
+POINTS, LABELLED, BATCH = 400, 80, 20  # a shuffle is 20 batches
+# All terms at full weight and rate from the first step on; epochs and shuffles end apart.
+FULL = {"epochs": 8, "epoch_steps": 7, "batch": BATCH, "eval_every": 8, "bn_batches": 0, "whitening": "none"}
+FULL |= {"ramp_up": 0, "ramp_down": 0, "skip_first": False, "graph_start": 0, "graph_ramp": 0}
+STILL = {"noise": 0.0, "dropout": 0.0, "flip": False, "translate": 0}  # nothing is drawn but batches and VAT's start
+
+
+def make_inputs():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(POINTS) % 10
+    prototypes = torch.randn(10, 3, 32, 32, generator=generator)
+    x = prototypes[y] + torch.randn(POINTS, 3, 32, 32, generator=generator)  # there is something to learn
+    labels = torch.where(torch.arange(POINTS) < LABELLED, y, -1)
+    data = Dataset("cifar10", x, y, x[:50].clone(), y[:50].clone(), 10)
+    return Inputs(data, labels, Split(labels, torch.zeros(0, dtype=torch.long)))
+
+
+def make_config(method, engine="eager", precision="float32", **settings):
+    apart = {"labelled_batch": 10} if method.startswith("vat") else {"labelled_batch": 0}
+    known = {"device": DEVICE, "model": MODEL, "engine": engine, "precision": precision}
+    return resolve("cifar10", 4000, method, **(known | FULL | apart | settings))
+
+
+def make_stack(config):
+    runs = Stack([config], [make_inputs()])
+    assert runs.configs[0].engine == config.engine  # it did not fall back
+    return runs
+
+
+def copied(state):
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def differing(one, other):
+    """The names of what is not the same in two states."""
+    assert one.keys() == other.keys()
+    return [name for name, tensor in one.items() if not torch.equal(tensor.cpu(), other[name].cpu())]
+
+
+def relative(difference, scale):
+    return (difference.norm() / scale.norm()).item()
+
+
+@pytest.fixture
+def same_draws():
+    """Compiled code takes its random numbers from the generator one by one, as eager code does."""
+    with torch._inductor.config.patch(fallback_random=True):
+        yield
+
+
+# --- one step from a common state, and fifty -------------------------------------------------------------------------
+
+
+def compare_steps(eager, other, steps):
+    """The largest relative differences of gradients, steps and averages, from the eager run's own states."""
+    worst = {"gradient": 0.0, "step": 0.0, "weights": 0.0, "average": 0.0, "losses": 0.0}
+    for _ in range(steps):
+        state, history = copied(eager.state()), [list(h) for h in eager.histories]
+        before = eager.optimiser.theta.clone()
+        other.load_state(state, history)
+        eager.advance()
+        other.advance()
+        ours, theirs = other.optimiser, eager.optimiser
+        averages = [runs.objective.base._averaged for runs in (other, eager)]
+        found = {
+            "gradient": relative(ours.gradient - theirs.gradient, theirs.gradient),
+            "step": relative(ours.theta - theirs.theta, theirs.theta - before),
+            "weights": relative(ours.theta - theirs.theta, theirs.theta),
+            "average": relative(averages[0] - averages[1], averages[1]),
+        }
+        if eager.log.steps:
+            found["losses"] = relative(other.log.losses - eager.log.losses, eager.log.losses)
+        worst = {name: max(value, found.get(name, 0.0)) for name, value in worst.items()}
+    return worst
+
+
+def fifty_steps(config, perturbed=False):
+    """The weights after 50 steps; perturbed: every one of them began one unit in the last place higher."""
+    with own_randomness(config):
+        runs = make_stack(config)
+        if perturbed:
+            theta = runs.optimiser.theta
+            theta.copy_(torch.nextafter(theta, torch.full_like(theta, torch.inf)))
+        for _ in range(50):
+            runs.advance()
+    return runs.optimiser.theta.clone()
+
+
+def assert_engine_is_eager(method, engine, record_property, **settings):
+    config = make_config(method, **(STILL | settings))
+    with own_randomness(config):
+        eager = make_stack(config)
+        for _ in range(3):
+            eager.advance()
+        other = make_stack(replace(config, engine=engine))
+        worst = compare_steps(eager, other, steps=8)  # over the end of an epoch
+    expected = fifty_steps(config)
+    twin, ours = fifty_steps(config, perturbed=True), fifty_steps(replace(config, engine=engine))
+    drift, natural = relative(ours - expected, expected), relative(twin - expected, expected)
+    report = {**worst, "drift": drift, "drift of the perturbed twin": natural}
+    for name, value in report.items():
+        record_property(name, value)
+    print(f"\n{method} {engine}: " + ", ".join(f"{name} {value:.1e}" for name, value in report.items()))
+    assert worst["gradient"] < 1e-3
+    assert worst["weights"] < 1e-4
+    assert worst["average"] < 1e-4
+    assert worst["losses"] < 1e-3
+    assert worst["step"] < 0.05  # where a gradient is nearly zero, Adam's step is of full length and of either sign
+    assert drift < max(1e-3, 5 * natural)
+
+
+@pytest.mark.parametrize("method", ["pi+ent+sntg", "vat"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_training_is_eager_training(method, engine, same_draws, record_property):
+    assert_engine_is_eager(method, engine, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("pi+ent+sntg", "vat")])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_training_is_eager_training_for_every_method(method, engine, same_draws, record_property):
+    assert_engine_is_eager(method, engine, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("mt+sntg", {"labelled_batch": 5, "pairs": "all"}),
+        ("vat", {"normalisation": "batch-logits"}),
+        ("vat", {"xi": 0.1}),
+        ("pi", {"ramp_up": 3, "ramp_down": 3, "stepwise": True, "early_epochs": 2, "early_momentum": 0.9}),
+    ],
+    ids=str,
+)
+def test_recorded_training_is_eager_training_in_every_variant(method, settings, same_draws, record_property):
+    assert_engine_is_eager(method, ENGINES[-1], record_property, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16", "float16"])
+@pytest.mark.parametrize("method", ["pi", "mt+sntg", "vat"])
+def test_in_fewer_bits_a_recorded_step_is_near_the_eager_one(method, precision, same_draws):
+    """The gradient's direction and length, and the losses; each engine rounds at places of its own."""
+    config = make_config(method, precision=precision, **STILL)
+    with own_randomness(config):
+        eager = make_stack(config)
+        other = make_stack(replace(config, engine=ENGINES[-1]))
+        for _ in range(4):
+            other.load_state(copied(eager.state()), [list(h) for h in eager.histories])
+            eager.advance()
+            other.advance()
+            ours, theirs = other.optimiser.gradient, eager.optimiser.gradient
+            assert torch.cosine_similarity(ours, theirs, dim=0) > 0.95
+            assert ours.norm().item() == pytest.approx(theirs.norm().item(), rel=0.1)
+            assert torch.isfinite(other.optimiser.theta).all()
+            assert relative(other.log.losses - eager.log.losses, eager.log.losses) < 0.05
+
+
+# --- a replay repeats nothing it should not --------------------------------------------------------------------------
+
+
+class Recorded:
+    """A stack in mid-epoch, and steps from there with chosen random numbers."""
+
+    def __init__(self, config):
+        with own_randomness(config):
+            self.runs = make_stack(config)
+            self.at_start = copied(self.runs.state())
+            for _ in range(4):
+                self.runs.advance()
+            self.state = copied(self.runs.state())
+
+    def step(self, seed):
+        """The weights after a step from that state."""
+        with torch.random.fork_rng(devices=[torch.device(DEVICE)] if DEVICE == "cuda" else []):
+            self.runs.load_state(self.state, [[]])
+            torch.manual_seed(seed)
+            self.runs.advance()
+        return self.runs.optimiser.theta.clone()
+
+    def losses_of_one_batch(self, steps):
+        """The losses of one batch, step after step, of a network that stays as it is."""
+        self.runs.load_state(self.state, [[]])
+        self.runs.timetable.lines[:, 3] = 0.0
+        found, sums = [], self.runs.log.losses.clone()
+        for _ in range(steps):
+            self.runs.batches.load_state({n[8:]: t for n, t in self.state.items() if n.startswith("batches/")})
+            self.runs._run()
+            found.append(tuple((self.runs.log.losses - sums)[:, 0].tolist()))
+            sums = self.runs.log.losses.clone()
+        return found
+
+
+DRAWN = {
+    "noise": {"noise": 0.3},
+    "dropout": {"dropout": 0.5},
+    "translation": {"translate": 2},
+    "flips": {"flip": True},
+    "pairs": {"pairs": "random", "n_pairs": 7},
+}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("what", ["dropout", "noise"])
+def test_every_replay_draws_anew(what, precision):
+    assert_drawn_anew(what, precision)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [w for w in DRAWN if w not in ("dropout", "noise")])
+def test_every_replay_draws_everything_anew(what):
+    assert_drawn_anew(what, "float32")
+
+
+def assert_drawn_anew(what, precision):
+    """Each kind of draw alone: other random numbers lead elsewhere, the same ones to the same place."""
+    settings = STILL | {"model": "small"} | DRAWN[what]
+    recorded = Recorded(make_config("pi+sntg", ENGINES[-1], precision, **settings))
+    first, again, other = recorded.step(1), recorded.step(1), recorded.step(2)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert len(set(recorded.losses_of_one_batch(4))) == 4
+
+
+@pytest.mark.slow
+def test_where_nothing_is_drawn_every_replay_of_a_batch_has_the_same_loss():
+    """So it was the draws that told the replays apart; and a new batch has another loss."""
+    recorded = Recorded(make_config("pi", ENGINES[-1], **(STILL | {"model": "small"})))
+    assert torch.equal(recorded.step(1), recorded.step(2))
+    assert len(set(recorded.losses_of_one_batch(3))) == 1
+    recorded.runs.load_state(recorded.state, [[]])
+    sums, losses = recorded.runs.log.losses.clone(), []
+    for _ in range(3):
+        recorded.runs._run()
+        losses.append(tuple((recorded.runs.log.losses - sums)[:, 0].tolist()))
+        sums = recorded.runs.log.losses.clone()
+    assert len(set(losses)) == 3
+
+
+@pytest.mark.slow
+def test_vats_start_is_drawn_anew_at_every_replay():
+    recorded = Recorded(make_config("vat", ENGINES[-1], **(STILL | {"model": "small"})))
+    assert torch.equal(recorded.step(1), recorded.step(1))
+    assert not torch.equal(recorded.step(1), recorded.step(2))
+
+
+@pytest.mark.parametrize("method", ["tempens+ent+sntg"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_getting_an_engine_ready_leaves_no_trace(method, engine):
+    config = make_config(method, engine, model="small")
+    with own_randomness(config):
+        state = copied(make_stack(config).state())
+    with own_randomness(config):
+        expected = copied(make_stack(replace(config, engine="eager")).state())
+    assert differing(state, expected) == []
+
+
+# --- stopping and going on -------------------------------------------------------------------------------------------
+
+
+def assert_goes_on_to_the_same_bits(method, engine, stop, **settings):
+    """Through the state alone, in a new stack, whatever its random numbers were."""
+    config = make_config(method, engine, pairs="random", n_pairs=7, epochs=2, **({"model": "small"} | settings))
+    with own_randomness(config):
+        runs = make_stack(config)
+        for _ in range(stop):
+            runs.advance()
+        state, history = copied(runs.state()), [list(h) for h in runs.histories]
+        assert state["random/cpu"].device.type == "cpu"
+        while not runs.finished:
+            runs.advance()
+        expected = copied(runs.state())
+    on_host = {name: tensor.cpu() for name, tensor in state.items()}  # as a checkpoint gives it back
+    with own_randomness(replace(config, seed=99)):
+        again = make_stack(config)
+        again.advance()
+        again.load_state(on_host, [list(h) for h in history])
+        while not again.finished:
+            again.advance()
+        found = copied(again.state())
+    assert differing(found, expected) == []
+    assert again.histories == runs.histories
+
+
+@pytest.mark.parametrize("stop", [3, 10])
+@pytest.mark.parametrize("method", ["mt+ent+sntg", "vat+ent+sntg"])
+def test_stopped_in_mid_epoch_a_recorded_run_goes_on_to_the_same_bits(method, stop):
+    assert_goes_on_to_the_same_bits(method, ENGINES[-1], stop)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("mt+ent+sntg", "vat+ent+sntg")])
+def test_every_recorded_method_goes_on_to_the_same_bits(method):
+    assert_goes_on_to_the_same_bits(method, ENGINES[-1], 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["eager", *ENGINES])
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float16"])
+def test_the_papers_network_goes_on_to_the_same_bits_in_every_precision(engine, precision):
+    assert_goes_on_to_the_same_bits("pi+ent+sntg", engine, 3, precision=precision, model="conv13")
+
+
+# --- what is written down --------------------------------------------------------------------------------------------
+
+
+def test_on_a_gpu_auto_is_a_recording_in_the_gpus_best_precision():
+    config = make_config("supervised", "auto", "auto", model="small")
+    with own_randomness(config):
+        (decided,) = Stack([config], [make_inputs()]).configs
+    assert decided.engine == "graph"
+    assert decided.precision == ("bfloat16" if torch.cuda.is_bf16_supported() else "float32")
+
+
+@pytest.mark.slow
+def test_runs_of_a_recorded_stack_keep_apart():
+    """Another neighbour changes nothing for a run."""
+    config = make_config("pi+sntg", ENGINES[-1], model="small", epochs=1)
+    ends = []
+    for other in ({"seed": 1}, {"seed": 2, "lr": 0.02, "w_max": 5.0}):
+        with own_randomness(config):
+            runs = Stack([config, replace(config, **other)], [make_inputs(), make_inputs()])
+            while not runs.finished:
+                runs.advance()
+        ends.append([p.detach().clone() for p in runs.model.parameters()])
+    for first, second in zip(*ends, strict=True):
+        torch.testing.assert_close(first[0], second[0], rtol=1e-3, atol=1e-5)
+        assert not torch.equal(first[1], second[1])
