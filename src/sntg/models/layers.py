@@ -42,6 +42,7 @@ class Layer(nn.Module):
         self.spatial = len(kernel)
         self.initialising = False
         self.track_statistics = True
+        self.average_views = False
 
     def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         raise NotImplementedError
@@ -74,7 +75,8 @@ class Layer(nn.Module):
         """Moves a running statistic; with several views in the pass it follows the last (branch b of the Pi model)."""
         if self.track_statistics:
             runs = running.ndim - 1
-            latest = statistic.detach().flatten(runs, -2 - self.spatial).select(runs, -1)
+            views = statistic.detach().flatten(runs, -2 - self.spatial)
+            latest = views.mean(runs) if self.average_views else views.select(runs, -1)
             running.lerp_(latest.reshape(running.shape).to(running.dtype), 1 - self.bn_momentum)
 
 

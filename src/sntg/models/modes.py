@@ -1,14 +1,17 @@
 """What a forward pass does besides computing: set the scales from data, leave the running statistics alone, or share
 its noise with the next pass. Each is a context around the passes it is meant for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import groupby, islice
 
 import torch
 from torch import nn
 
 from sntg.models.layers import Layer
 from sntg.models.noise import Perturbation
+
+AT_ONCE = 25  # batches in one pass of an estimate: enough to keep a GPU busy
 
 
 @contextmanager
@@ -38,14 +41,22 @@ def shared_noise(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def estimate_statistics(model: nn.Module, batches: Iterator[torch.Tensor]) -> None:
-    """Sets the running statistics to their averages over the given batches, passed through in training mode."""
+def estimate_statistics(model: nn.Module, batches: Iterable[torch.Tensor]) -> None:
+    """Sets the running statistics to their averages over the given batches, passed through in training mode.
+
+    Batches (*runs, n, *event) of one shape go through some at a time, as views: each keeps its own statistics.
+    """
     was_training = model.training
     model.train()
+    view_axis = next(m for m in model.modules() if isinstance(m, Layer)).b.ndim - 1  # after the run axis, if any
+    done = 0
     try:
-        for number, batch in enumerate(batches):
-            with _flag(model, Layer, "bn_momentum", number / (number + 1)):
-                model(batch)
+        for _, same_shape in groupby(batches, key=lambda batch: batch.shape):
+            while chunk := list(islice(same_shape, AT_ONCE)):
+                momentum = done / (done + len(chunk))
+                with _flag(model, Layer, "bn_momentum", momentum), _flag(model, Layer, "average_views", True):
+                    model(torch.stack(chunk, view_axis))
+                done += len(chunk)
     finally:
         model.train(was_training)
 
