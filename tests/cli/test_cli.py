@@ -276,10 +276,10 @@ def test_a_long_run_prints_some_twenty_lines_and_the_last_epoch(tmp_path, monkey
         for epoch in range(1, config.epochs + 1):
             on_epoch({"epoch": epoch, "loss": {"supervised": 0.5}, "error": None})
         last = {"ema_error": 2.0, "student_error": 1.5}
-        return SimpleNamespace(error=1.5, history=[last], data=SimpleNamespace(test_y=range(7)))
+        return SimpleNamespace(config=config, error=1.5, history=[last], data=SimpleNamespace(test_y=range(7)))
 
     monkeypatch.setattr(progress, "run", pretend)
-    progress.train_with_progress(resolve("two-moons", 12, "pi", epochs=47), tmp_path)
+    progress.train_with_progress([resolve("two-moons", 12, "pi", epochs=47)], tmp_path)
     out, err = capsys.readouterr()
     assert [line.split()[1] for line in err.splitlines()] == [f"{epoch}/47" for epoch in [*range(2, 47, 2), 47]]
     assert "1.50 % error on 7 test points (averaged weights 2.00, raw 1.50)\n" in out
@@ -289,7 +289,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left(tmp_path, monkeypatch, 
     screen = StringIO()
     monkeypatch.setattr(progress, "Console", lambda **options: Console(file=screen, force_terminal=True, width=150))
     config = resolve("two-moons", 12, "pi", epochs=2, batch=3000)
-    progress.train_with_progress(config, tmp_path / "RUN")
+    progress.train_with_progress([config], tmp_path / "RUN")
     assert "100%" in screen.getvalue()
     assert "supervised" in screen.getvalue()
     assert "0:00:00" in screen.getvalue()
@@ -302,8 +302,8 @@ def test_on_a_terminal_the_losses_are_shown_within_an_epoch_too(tmp_path, monkey
     screen = StringIO()
     monkeypatch.setattr(progress, "Console", lambda **options: Console(file=screen, force_terminal=True, width=150))
     monkeypatch.setattr(progress, "GLANCE", 0.0)
-    monkeypatch.setattr(progress, "describe", lambda record: "done")
-    progress.train_with_progress(resolve("two-moons", 12, "pi", epochs=1, batch=100), tmp_path / "RUN")
+    monkeypatch.setattr(progress, "describe", lambda records: "done")
+    progress.train_with_progress([resolve("two-moons", 12, "pi", epochs=1, batch=100)], tmp_path / "RUN")
     assert "supervised 0.0" in screen.getvalue()
     assert "consistency 0.0" in screen.getvalue()
 
@@ -313,7 +313,28 @@ def test_on_a_terminal_the_losses_are_shown_within_an_epoch_too(tmp_path, monkey
     [(None, "supervised 0.1235  sntg 2.0000"), (3.456, "supervised 0.1235  sntg 2.0000  error 3.46 %")],
 )
 def test_an_epoch_is_described_by_its_terms_and_its_error(error, words):
-    assert progress.describe({"loss": {"supervised": 0.12345, "sntg": 2.0}, "error": error}) == words
+    assert progress.describe([{"loss": {"supervised": 0.12345, "sntg": 2.0}, "error": error}]) == words
+
+
+def test_an_epoch_of_several_seeds_is_described_by_the_first_ones_terms_and_their_mean_error():
+    records = [{"loss": {"supervised": loss}, "error": error} for loss, error in ((0.5, 1.0), (0.7, 4.0))]
+    assert progress.describe(records) == "supervised 0.5000  error 2.50 %"
+
+
+def test_several_seeds_make_a_series_with_a_line_for_each_and_their_mean(cli, tmp_path):
+    code, out, err = cli(*train(tmp_path / "RUN", *QUICK, "--seeds", "4,2"))
+    assert code == 0
+    *runs, together, folder = out.splitlines()
+    assert [line.split(": ")[0] for line in runs] == [f"pi on two-moons, 12 labels, seed {seed}" for seed in (4, 2)]
+    assert together.startswith("2 seeds: ")
+    assert folder == f"run folder: {tmp_path / 'RUN'}"
+    assert files(tmp_path / "RUN") == ["seed-2", "seed-4", "series.json"]
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("seeds", ["3-1", "a", "0,0"])
+def test_seeds_that_are_none_are_refused(cli, tmp_path, seeds):
+    assert_refused(cli(*train(tmp_path / "RUN", *QUICK, "--seeds", seeds)), f"--seeds '{seeds}'")
 
 
 # --- bad usage -------------------------------------------------------------------------------------------------------
@@ -509,8 +530,8 @@ def test_a_loss_that_turns_nan_ends_with_code_1_and_keeps_what_was_saved(cli, tm
 
 @pytest.mark.parametrize("name", ["RUN", "a-rather-long-name-" * 8, "run[bold]"])
 def test_ctrl_c_ends_with_code_130_and_keeps_and_names_the_folder(cli, tmp_path, monkeypatch, name):
-    def stop(record):
-        if record["epoch"] == 2:
+    def stop(records):
+        if records[0]["epoch"] == 2:
             raise KeyboardInterrupt
         return "going on"
 

@@ -266,6 +266,16 @@ def test_an_optimiser_put_back_to_where_another_was_takes_the_same_steps():
         assert torch.equal(ours, theirs)
 
 
+def test_loading_a_state_forgets_the_gradients_of_a_step_that_was_not_finished():
+    """Or they would be added to those of the next."""
+    adam = Adam(parameters())
+    state = {name: tensor.clone() for name, tensor in adam.state().items()}
+    for p, g in zip(adam.parameters, gradients(0), strict=True):
+        p.grad = torch.from_numpy(g)
+    adam.load_state(state)
+    assert all(p.grad is None for p in adam.parameters)
+
+
 def test_loading_a_state_copies_it():
     adam = Adam(parameters())
     through(adam, range(3))

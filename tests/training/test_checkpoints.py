@@ -211,12 +211,12 @@ def test_a_manifest_that_is_something_else_is_damage(two, text):
 
 
 def test_a_checkpoint_of_a_later_version_is_not_used_and_the_version_is_told(two, monkeypatch):
-    monkeypatch.setattr(checkpoints, "FORMAT", 2)
+    monkeypatch.setattr(checkpoints, "FORMAT", 3)
     write_checkpoint(two, 11, {"w": torch.ones(1)}, {})
     monkeypatch.undo()
     checkpoint, (told,) = read(two)
     assert checkpoint.step == 9
-    assert "format 2" in told
+    assert "format 3" in told
 
 
 def test_where_all_are_damaged_a_sentence_says_what_to_remove(two):

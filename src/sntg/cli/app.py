@@ -18,7 +18,7 @@ from sntg.demo import run_demo
 from sntg.errors import UsageError
 from sntg.methods import METHODS, MethodName
 from sntg.terminal import print_table
-from sntg.training import read_setting, resolve
+from sntg.training import read_seeds, read_setting, resolve
 from sntg.training.config import default_device
 
 app = typer.Typer(
@@ -62,6 +62,10 @@ def train(
     labels: Labels = "",
     method: Annotated[str, typer.Option(help="A method by name; see `sntg methods`.")] = "pi+sntg",
     seed: Seed = 0,
+    seeds: Annotated[
+        str,
+        typer.Option(help="Several seeds, 0-3 or 0,2,5: a run each, in a folder seed-N."),
+    ] = "",
     out: Annotated[
         Path | None, typer.Option(help="A new folder for the run; by default runs/DATASET-LABELS-METHOD-SEED.")
     ] = None,
@@ -89,9 +93,10 @@ def train(
     places: dict[str, Any] = {"device": default_device() if device == "auto" else device, "data": data}
     places |= {"engine": engine, "precision": precision, "storage": storage}
     places |= {"validation": validation, "split_file": split, "tensorboard": tensorboard}
-    config = resolve(dataset, _labels(labels, split), method, seed, **places, **_read(settings))
-    name = f"{config.dataset}-{config.labels}-{config.method}-{config.seed}"
-    train_with_progress(config, out or Path("runs") / name)
+    each = read_seeds(seeds) if seeds else [seed]
+    configs = [resolve(dataset, _labels(labels, split), method, s, **places, **_read(settings)) for s in each]
+    name = f"{configs[0].dataset}-{configs[0].labels}-{configs[0].method}-{seeds or seed}"
+    train_with_progress(configs, out or Path("runs") / name)
 
 
 @app.command()

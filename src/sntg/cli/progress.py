@@ -4,15 +4,30 @@ import errno
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import NoReturn
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from sntg.terminal import progress_bar
-from sntg.training import Config, Record, RunFolder, Stack, Stopped, Trained, config_to_resume, resume, run
+from sntg.training import (
+    SERIES,
+    Config,
+    Record,
+    RunFolder,
+    Stack,
+    Stopped,
+    Trained,
+    config_to_resume,
+    read_series,
+    resume,
+    resume_series,
+    run,
+    run_series,
+)
 from sntg.training.config import device_name
 from sntg.training.run_folder import CONFIG
 
@@ -22,64 +37,80 @@ GLANCE = 2.0  # seconds between two looks at the losses within an epoch: a look 
 
 
 class Display:
-    """Shows how far a run is."""
+    """Shows how far a run is, or a series of runs that differ in their seed."""
 
-    def __init__(self, config: Config, console: Console, bar: Progress) -> None:
-        self.config = config
+    def __init__(self, configs: Sequence[Config], console: Console, bar: Progress) -> None:
+        self.config = configs[0]
         self.console = console
         self.bar = bar
-        self.task: TaskID = bar.add_task(config.method, total=None)
+        self.task: TaskID = bar.add_task(self.config.method, total=None)
         self.looked = time.monotonic()
         self.error = ""
         self.unspoken = True  # how the steps are executed is known when the first is taken
+        self.runs, self.done = len(configs), 0  # of a series, where they come one after the other
 
     def say_how(self, config: Config) -> None:
         """Names the engine and the precision that `auto` came to, or that were asked for."""
         self.unspoken = False
-        line = f"engine {config.engine}, {config.precision}, on {device_name(config.device)}"
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._print(f"engine {config.engine}, {config.precision}, on {device_name(config.device)}")
 
-    def on_step(self, runs: Stack) -> None:
+    def on_step(self, stack: Stack) -> None:
         """Moves the bar; every other second it shows the losses of the epoch so far."""
         if self.unspoken:
-            self.say_how(runs.configs[0])
-        self.bar.update(self.task, completed=runs.step, total=runs.steps)
+            self.say_how(stack.configs[0])
+        passes = self.runs // len(stack.configs)
+        self.bar.update(self.task, completed=self.done * stack.steps + stack.step, total=passes * stack.steps)
         now = time.monotonic()
-        if runs.log.steps and self.console.is_terminal and now - self.looked > GLANCE:
-            self.bar.update(self.task, description=_terms(runs.log.means()[0]) + self.error)
+        if stack.log.steps and self.console.is_terminal and now - self.looked > GLANCE:
+            self.bar.update(self.task, description=_terms(stack.log.means()[0]) + self.error)
             self.looked = now
+        self.done += stack.finished
 
-    def on_epoch(self, record: Record) -> None:
-        """Shows an epoch's figures, on a terminal each, elsewhere some."""
-        self.error = _error(record)
-        self.bar.update(self.task, description=describe(record))
-        epochs = self.config.epochs
+    def on_epoch(self, records: list[Record]) -> None:
+        """Shows an epoch's figures, with the seeds' mean error: on a terminal every epoch's, elsewhere some."""
+        record, epochs = records[0], self.config.epochs
+        self.error = _errors(records)
+        line = describe(records)
+        self.bar.update(self.task, description=line)
         every = max(1, epochs // PLAIN_LINES)
         if not self.console.is_terminal and (record["epoch"] % every == 0 or record["epoch"] == epochs):
-            line = f"epoch {record['epoch']}/{epochs}  {describe(record)}"
-            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._print(f"epoch {record['epoch']}/{epochs}  {line}")
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def train_with_progress(config: Config, out: Path) -> None:
+def train_with_progress(configs: Sequence[Config], out: Path) -> None:
     """Trains into a folder, showing how far it is; Ctrl-C stops it where it can go on from."""
-    _show(config, out, lambda display: run(config, out, display.on_epoch, display.on_step))
+
+    def work(display: Display) -> list[Trained]:
+        if len(configs) > 1:
+            return run_series(configs, out, display.on_epoch, display.on_step)
+        return [run(configs[0], out, lambda record: display.on_epoch([record]), display.on_step)]
+
+    _show(configs, out, work)
 
 
 def resume_with_progress(out: Path, data: str) -> None:
-    """Goes on with a run, showing how far it is."""
+    """Goes on with a run or a series, showing how far it is."""
 
     def warn(message: str) -> None:
         print(f"sntg: {message}", file=sys.stderr)
 
-    config = config_to_resume(RunFolder(out), data)
-    _show(config, out, lambda display: resume(out, data, display.on_epoch, display.on_step, warn))
+    def work(display: Display) -> list[Trained]:
+        if series:
+            return resume_series(out, data, display.on_epoch, display.on_step, warn)
+        return [resume(out, data, lambda record: display.on_epoch([record]), display.on_step, warn)]
+
+    series = (out / SERIES).exists()
+    _show(read_series(out) if series else [config_to_resume(RunFolder(out), data)], out, work)
 
 
-def _show(config: Config, out: Path, work: Callable[[Display], Trained]) -> None:
+def _show(configs: Sequence[Config], out: Path, work: Callable[[Display], list[Trained]]) -> None:
     console = Console(stderr=True)
     try:
         with progress_bar(console) as bar:
-            trained = work(Display(config, console, bar))
+            done = work(Display(configs, console, bar))
     except Stopped as stop:
         _stop(f"stopped; `sntg resume {shlex.quote(str(out))}` goes on", 128 + stop.signal)
     except KeyboardInterrupt:  # before training, or the second one
@@ -87,12 +118,21 @@ def _show(config: Config, out: Path, work: Callable[[Display], Trained]) -> None
     except OSError as e:
         cure = "when there is room again" if e.errno in FULL else "when that is put right"
         _stop(f"stopped by the system: {e}" + _hint(out, f"goes on {cure}"), 1)
+    for trained in done:
+        print(_outcome(trained))
+    if len(done) > 1:
+        errors = [trained.error for trained in done]
+        print(f"{len(done)} seeds: {mean(errors):.2f} % error on average, deviation {stdev(errors):.2f}")
+    print(f"run folder: {out}")
+
+
+def _outcome(trained: Trained) -> str:
+    """A finished run in a line."""
+    config, last = trained.config, trained.history[-1]
     what = f"{config.method} on {config.dataset}, {config.labels} labels, seed {config.seed}"
     where = "held-out training points" if config.validation else "test points"
-    last = trained.history[-1]
     others = f"averaged weights {last['ema_error']:.2f}, raw {last['student_error']:.2f}"
-    print(f"{what}: {trained.error:.2f} % error on {len(trained.data.test_y)} {where} ({others})")
-    print(f"run folder: {out}")
+    return f"{what}: {trained.error:.2f} % error on {len(trained.data.test_y)} {where} ({others})"
 
 
 def _stop(line: str, code: int) -> NoReturn:
@@ -102,17 +142,20 @@ def _stop(line: str, code: int) -> NoReturn:
 
 def _hint(out: Path, what: str) -> str:
     """What to do with a run that was begun."""
-    return f"; `sntg resume {shlex.quote(str(out))}` {what}" if (out / CONFIG).exists() else ""
+    begun = (out / CONFIG).exists() or (out / SERIES).exists()
+    return f"; `sntg resume {shlex.quote(str(out))}` {what}" if begun else ""
 
 
-def describe(record: Record) -> str:
-    """The figures of an epoch in one line."""
-    return _terms(record["loss"]) + _error(record)
+def describe(records: list[Record]) -> str:
+    """The figures of an epoch in one line: the first run's losses, and the error of all."""
+    return _terms(records[0]["loss"]) + _errors(records)
 
 
 def _terms(losses: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
 
 
-def _error(record: Record) -> str:
-    return "" if record["error"] is None else f"  error {record['error']:.2f} %"
+def _errors(records: list[Record]) -> str:
+    """The error, or the seeds' mean error."""
+    errors = [record["error"] for record in records if record["error"] is not None]
+    return f"  error {mean(errors):.2f} %" if errors else ""

@@ -25,7 +25,7 @@ from sntg.errors import UsageError
 FOLDER, MANIFEST, PARTIAL = "checkpoints", "manifest.json", ".partial"
 MAX_FILE = 15 * 2**20
 PIECE = 7 * 2**20  # bytes of one piece of a tensor: two fit into a file beside their names
-FORMAT = 1
+FORMAT = 2
 
 
 class Damaged(Exception):

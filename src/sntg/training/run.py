@@ -1,8 +1,10 @@
 """One run from settings to a finished run folder, and an interrupted one from its last checkpoint."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from sntg.training.tensorboard import Board, check_tensorboard
 
 FREE = ("data", "split_file", "storage", "checkpoint_seconds", "tensorboard")  # what may change when a run goes on
 OnEpoch = Callable[[Record], None]
+OnEpochs = Callable[[list[Record]], None]  # of every run of a stack
 OnStep = Callable[[Stack], None]
 
 
@@ -41,14 +44,23 @@ def run(
     """
     folder = RunFolder(out)
     check_free(folder.path)
-    with own_randomness(config):
-        if config.tensorboard:
+    (trained,) = begin([config], [folder], folder.path, lambda records: on_epoch(records[0]), on_step)
+    return trained
+
+
+def begin(
+    configs: Sequence[Config], folders: Sequence[RunFolder], home: Path, on_epoch: OnEpochs, on_step: OnStep
+) -> list[Trained]:
+    """Trains a stack of runs, each into a folder of its own, with the stack's checkpoints in `home`."""
+    with own_randomness(configs[0]):
+        if configs[0].tensorboard:
             check_tensorboard()
-        runs = Stack([config])
-        with folder.locked():
-            folder.start(runs.configs[0], runs.inputs[0].split)
-            board = Board(folder.path) if config.tensorboard else None
-            return _carry_on(runs, folder, board, on_epoch, on_step)
+        runs = Stack(configs)  # what cannot be trained leaves no folder behind
+        with ExitStack() as locks:
+            for folder, config, inputs in zip(folders, runs.configs, runs.inputs, strict=True):
+                locks.enter_context(folder.locked())
+                folder.start(config, inputs.split)
+            return _carry_on(runs, folders, home, on_epoch, on_step)
 
 
 def resume(
@@ -67,16 +79,30 @@ def resume(
     config_to_resume(folder, data)  # before a lock is put into what is no run
     with folder.locked():
         config = config_to_resume(folder, data)  # who held the lock may have finished it
-        with own_randomness(config):
-            checkpoint = read_latest(folder.path, on_damage)
-            runs = Stack([config])
-            drop_after(folder.path, checkpoint.step if checkpoint else 0)
-            if checkpoint:
-                _check_same(config, checkpoint.facts["settings"])
-                runs.load_state(checkpoint.tensors, [checkpoint.facts["history"]])
-            folder.set_metrics(runs.histories[0])
-            board = Board(folder.path, runs.step) if config.tensorboard else None
-            return _carry_on(runs, folder, board, on_epoch, on_step)
+        (trained,) = go_on([config], [folder], folder.path, lambda records: on_epoch(records[0]), on_step, on_damage)
+    return trained
+
+
+def go_on(
+    configs: Sequence[Config],
+    folders: Sequence[RunFolder],
+    home: Path,
+    on_epoch: OnEpochs,
+    on_step: OnStep,
+    on_damage: Callable[[str], None],
+) -> list[Trained]:
+    """Goes on with a stack of runs from its last whole checkpoint."""
+    with own_randomness(configs[0]):
+        checkpoint = read_latest(home, on_damage)
+        runs = Stack(configs)
+        drop_after(home, checkpoint.step if checkpoint else 0)
+        if checkpoint:
+            for config, settings in zip(configs, checkpoint.facts["settings"], strict=True):
+                _check_same(config, settings)
+            runs.load_state(checkpoint.tensors, checkpoint.facts["histories"])
+        for folder, history in zip(folders, runs.histories, strict=True):
+            folder.set_metrics(history)
+        return _carry_on(runs, folders, home, on_epoch, on_step)
 
 
 def config_to_resume(folder: RunFolder, data: str = "") -> Config:
@@ -91,29 +117,35 @@ def config_to_resume(folder: RunFolder, data: str = "") -> Config:
     return replace(stored, **changes)
 
 
-def _carry_on(runs: Stack, folder: RunFolder, board: Board | None, on_epoch: OnEpoch, on_step: OnStep) -> Trained:
-    """Trains to the end, with checkpoints on the way, and finishes the folder."""
+def _carry_on(
+    runs: Stack, folders: Sequence[RunFolder], home: Path, on_epoch: OnEpochs, on_step: OnStep
+) -> list[Trained]:
+    """Trains to the end, with checkpoints on the way, and finishes the folders."""
+    boards = [Board(folder.path, runs.step or None) for folder in folders] if runs.shared.tensorboard else []
     with stop_requests() as check_stop:
         written = time.monotonic()
         while not runs.finished:
             records = runs.advance()
             if records:
-                folder.add_metrics(records[0])
-                if board:
-                    board.add(records[0])
-                on_epoch(records[0])
+                for folder, record in zip(folders, records, strict=True):
+                    folder.add_metrics(record)
+                for board, record in zip(boards, records, strict=False):
+                    board.add(record)
+                on_epoch(records)
             on_step(runs)
             try:
                 check_stop()
             except Stopped:
-                _checkpoint(runs, folder)
+                _checkpoint(runs, home)
                 raise
             if runs.finished or time.monotonic() - written >= runs.shared.checkpoint_seconds:
-                _checkpoint(runs, folder)
+                _checkpoint(runs, home)
                 written = time.monotonic()
     # The signals are themselves again: the last checkpoint is written, and what follows can be done anew.
-    (trained,) = runs.trained()
-    _finish(trained, folder, board)
+    trained = runs.trained()
+    for done, folder, board in zip_longest(trained, folders, boards):
+        _finish(done, folder, board)
+    remove_checkpoints(home)
     return trained
 
 
@@ -126,19 +158,18 @@ def _check_same(config: Config, settings: dict[str, Any]) -> None:
             raise UsageError(f"{key} is {value} in the run's {CONFIG} and was {then} when its checkpoint was written")
 
 
-def _checkpoint(runs: Stack, folder: RunFolder) -> None:
-    facts = {"history": runs.histories[0], "settings": runs.configs[0].as_dict()}
-    write_checkpoint(folder.path, runs.step, runs.state(), facts)
+def _checkpoint(runs: Stack, home: Path) -> None:
+    facts = {"histories": runs.histories, "settings": [config.as_dict() for config in runs.configs]}
+    write_checkpoint(home, runs.step, runs.state(), facts)
 
 
 def _finish(trained: Trained, folder: RunFolder, board: Board | None) -> None:
-    """Writes what a finished run has; the checkpoints have then done their duty."""
+    """Writes what a finished run has."""
     folder.save_model(trained.model)
     folder.save_features(trained.features, trained.data.test_y)
     if board:
         board.embed(trained.features, trained.data.test_y)
     draw_figures(trained, folder.path / "figures")
-    remove_checkpoints(folder.path)
 
 
 def draw_figures(trained: Trained, folder: Path) -> None:

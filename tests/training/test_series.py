@@ -1,0 +1,146 @@
+"""Several seeds of one run: side by side or one after the other, interrupted or not, each in a folder of its own."""
+
+import json
+
+import pytest
+import torch
+
+from sntg.errors import UsageError
+from sntg.training import RunFolder, load, read_seeds, resolve, resume_series, run, run_series
+from sntg.training.series import SERIES, SIDE_BY_SIDE
+
+SEEDS = (3, 1, 4)
+
+
+def moons(seed, **settings):
+    return resolve("two-moons", 12, "pi+sntg", seed, **{"epochs": 3, "batch": 1500, **settings})
+
+
+def digits(seed):
+    return resolve("digits", 50, "pi", seed, epochs=2, epoch_steps=2)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt_after(steps):
+    """A callback that stops the whole series after some steps, wherever they were taken."""
+    left = [steps]
+
+    def on_step(stack):
+        left[0] -= 1
+        if not left[0]:
+            raise Interrupted
+
+    return on_step
+
+
+def contents(folder):
+    """What a finished run has found out."""
+    weights = {name: tensor.clone() for name, tensor in load(folder).state_dict().items()}
+    return (folder / "metrics.jsonl").read_text(), weights
+
+
+def same(a, b):
+    return a[0] == b[0] and all(torch.equal(a[1][name], b[1][name]) for name in a[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("0-3", [0, 1, 2, 3]), ("7", [7]), ("5,2-3", [5, 2, 3]), (" 1 , 0 ", [1, 0]), ("4-4", [4])]
+)
+def test_seeds_are_read_in_the_order_they_are_written(text, seeds):
+    assert read_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "0-", "-3", "1,,2", "0-3,2", "1.5", "0-2000", "0--2"])
+def test_what_are_no_seeds_is_refused_and_repeated(text):
+    with pytest.raises(UsageError, match=f"--seeds {text!r}"):
+        read_seeds(text)
+
+
+@pytest.mark.parametrize("make", [moons, digits])
+def test_every_seed_has_a_finished_run_folder_with_its_own_split_and_weights(tmp_path, make):
+    trained = run_series([make(seed) for seed in SEEDS], tmp_path)
+    assert [t.config.seed for t in trained] == list(SEEDS)
+    folders = [tmp_path / f"seed-{seed}" for seed in SEEDS]
+    assert all(RunFolder(folder).finished for folder in folders)
+    assert [json.loads((f / "config.json").read_text())["seed"] for f in folders] == list(SEEDS)
+    assert len({(f / "split.txt").read_text().split("\n", 1)[1] for f in folders}) == len(SEEDS)
+    assert not same(contents(folders[0]), contents(folders[1]))
+    assert not list(tmp_path.glob("**/checkpoints"))
+
+
+def test_seeds_that_come_one_after_the_other_are_the_runs_they_would_be_alone(tmp_path):
+    assert "small" not in SIDE_BY_SIDE
+    run_series([digits(seed) for seed in (1, 2)], tmp_path / "series")
+    run(digits(2), tmp_path / "alone")
+    assert same(contents(tmp_path / "series/seed-2"), contents(tmp_path / "alone"))
+
+
+def test_seeds_side_by_side_share_their_data_and_initial_weights_with_the_run_alone(tmp_path):
+    """What the seed decides; the random streams of training are the stack's."""
+    configs = [moons(seed, lr=0.0, epochs=1) for seed in (1, 2)]
+    run_series(configs, tmp_path / "series")
+    run(configs[1], tmp_path / "alone")
+    (_, together), (_, alone) = contents(tmp_path / "series/seed-2"), contents(tmp_path / "alone")
+    assert torch.equal(together["hidden.0.V"], alone["hidden.0.V"])
+    assert (tmp_path / "series/seed-2/split.txt").read_text() == (tmp_path / "alone/split.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("make", "steps"), [(moons, 1), (moons, 6), (moons, 12), (digits, 3), (digits, 4), (digits, 7)]
+)
+def test_an_interrupted_series_goes_on_to_the_same_bits(tmp_path, make, steps):
+    configs = [make(seed) for seed in (0, 1)]
+    configs = [c.__class__(**{**c.as_dict(), "checkpoint_seconds": 0.0}) for c in configs]
+    run_series(configs, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run_series(configs, tmp_path / "cut", on_step=interrupt_after(steps))
+    resume_series(tmp_path / "cut")
+    for seed in (0, 1):
+        assert same(contents(tmp_path / f"cut/seed-{seed}"), contents(tmp_path / f"whole/seed-{seed}"))
+
+
+def test_a_series_stopped_while_its_folders_were_made_begins_anew(tmp_path, monkeypatch):
+    started = RunFolder.start
+    monkeypatch.setattr(RunFolder, "start", lambda f, c, s: started(f, c, s) if c.seed == 0 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_series([moons(0), moons(1)], tmp_path)
+    monkeypatch.undo()
+    assert len(resume_series(tmp_path)) == 2
+
+
+def test_seeds_that_are_done_are_left_alone(tmp_path):
+    with pytest.raises(Interrupted):
+        run_series([digits(0), digits(1)], tmp_path, on_step=interrupt_after(5))  # the second one's first step
+    before = (tmp_path / "seed-0/model.safetensors").stat().st_mtime_ns
+    (trained,) = resume_series(tmp_path)
+    assert trained.config.seed == 1
+    assert (tmp_path / "seed-0/model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_finished_series_and_what_is_none_are_refused(tmp_path):
+    run_series([moons(0, epochs=1), moons(1, epochs=1)], tmp_path / "done")
+    with pytest.raises(UsageError, match="nothing to resume"):
+        resume_series(tmp_path / "done")
+    with pytest.raises(UsageError, match="is not empty"):
+        run_series([moons(0), moons(1)], tmp_path / "done")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / SERIES).write_text("{}")
+    with pytest.raises(UsageError, match="cannot be read"):
+        resume_series(tmp_path / "other")
+    assert sorted(p.name for p in (tmp_path / "other").iterdir()) == [SERIES]
+
+
+def test_runs_that_differ_in_more_than_what_a_stack_allows_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="must share epochs"):
+        run_series([moons(0), moons(1, epochs=9)], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_trained_leaves_the_folder_free(tmp_path):
+    there_are_none = [resolve("mnist", 100, "pi", seed, data=str(tmp_path / "none")) for seed in (0, 1)]
+    for _ in range(2):
+        with pytest.raises(UsageError, match="none"):
+            run_series(there_are_none, tmp_path / "RUN")
