@@ -56,7 +56,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("torch.no_grad(), frozen_statistics(self.model)", "torch.no_grad()"),
     ],
     ("methods/base.py", "methods/test_base.py"): [
-        ("*self._weights, 1 - ema", "*self._weights, ema"),  # which way it moves
+        ("share = 1 - ema", "share = ema"),  # which way it moves
         (".requires_grad_(False)", ""),
         ("torch._foreach_copy_(list(self.average.buffers()), list(self.model.buffers()))", "pass"),
         ("self.augment(self.flip(x))", "self.augment(x)"),
@@ -76,14 +76,14 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("known & unlabelled", "known"),
     ],
     ("methods/temporal_ensembling.py", "methods/test_base.py"): [
-        ('"visits": self.visits}', '"visits": self.visits * 0}'),
-        ('"z": self.z,', '"z": self.Z,'),  # an epoch may be saved half-way
+        ('STORE = ("Z", "z", "seen", "visits")', 'STORE = ("Z", "z", "seen")'),
+        ('STORE = ("Z", "z", "seen", "visits")', 'STORE = ("Z", "seen", "visits")'),  # an epoch may be saved half-way
     ],
     ("methods/mean_teacher.py", "methods/test_mean_teacher.py"): [
-        ("self.average.train()(self.view", "self.model.train()(self.view"),
-        ("self.average.train()(self.view(batch.x))", "self.average.eval()(self.view(batch.x))"),
+        ("self.average(self.view", "self.model(self.view"),
+        ("self.average(self.view(batch.x))", "self.average.eval()(self.view(batch.x))"),
         ("target, batch.unlabelled)", "target, None)"),
-        ("self.average.train()(self.view(batch.x))", "self.average.train()(self.augment(batch.x))"),
+        ("self.average(self.view(batch.x))", "self.average(self.augment(batch.x))"),
     ],
     ("methods/mean_teacher.py", "methods/test_base.py"): [
         ("        return self.average", "        return super().averaged()"),  # the teacher's own running means
@@ -110,20 +110,41 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("training/batches.py", "training/test_batches.py"): [
         ("torch.full_like(rest.labels, -1)", "rest.labels"),  # Mean Teacher's 99 come without labels
         (">= labelled_batch\n", "> labelled_batch\n"),
+        ("self.place += self.n", "pass"),
+        ("stream.place.fill_(stream.taken)", "pass"),
     ],
     ("training/loop.py", "training/test_loop.py"): [
         ("self.batches.load_state(before)", "before"),  # an epoch is one shuffle
     ],
     ("training/adam.py", "training/test_adam.py"): [
-        ("lerp_(self.gradient, 1 - beta1)", "lerp_(self.gradient, beta1)"),
-        ("1 - beta1**self.steps", "1 - 0.9**self.steps"),  # the current beta1, while it ramps down
+        ("_share(1 - beta1, self.m)", "_share(beta1, self.m)"),
+        ("(1 - beta1**t)", "(1 - 0.9**t)"),  # the current beta1, while it ramps down
+        ("self.gradient.zero_()", "pass"),  # a parameter without a gradient has not the last step's
+        ("in found])\n        for parameter in self.parameters:\n            parameter.grad = None", "in found])"),
+        ('state["v"])\n        for parameter in self.parameters:\n            parameter.grad = None', 'state["v"])'),
+        ("self.gradient / self.loss_scale", "self.gradient"),
+        ("rate[self.run_of]", "rate[0]"),
+    ],
+    ("training/timetable.py", "training/test_timetable.py"): [
+        ("first + i + 1)", "i + 1)"),  # the bias correction counts the steps of the run
+        ("step / self.steps if", "step // self.steps if"),
+        ("self.place.fill_(step % self.steps)", "self.place.zero_()"),  # an epoch may be gone on with half-way
+        ("if self.loaded != epoch:", "if self.loaded is None:"),
+    ],
+    ("training/engines.py", "training/test_engines.py"): [
+        ("        undo()\n        return start_engine", "        return start_engine"),
+        ("    undo()\n    return name, run", "    return name, run"),
+    ],
+    ("training/metrics.py", "training/test_metrics.py"): [
+        ("sums.zero_()", "pass"),
+        ("opinions.sum(-1)", "opinions.numel()"),
     ],
     ("models/layers.py", "models/test_layers.py"): [
         ("1 - self.bn_momentum", "self.bn_momentum"),
         ("statistic.detach()", "statistic"),
         (".select(runs, -1)", ".select(runs, 0)"),  # branch b is the last view
-        ("variance = self.batch_mean(centred.square())", "variance = self.batch_mean(y.square())"),
-        ("= self.batch_mean(centred.square())", "= centred.var(self.batch_axes, keepdim=True)"),  # over n, not n - 1
+        ("self.batch_mean((y - mean.detach()).square())", "self.batch_mean(y.square())"),
+        ("self.batch_mean((y - mean.detach()).square())", "y.var(self.batch_axes, keepdim=True)"),  # over n, not n - 1
         ("dtype=torch.promote_types(y.dtype, torch.float32)", "dtype=y.dtype"),  # a 16-bit mean loses what varies
         ("self.track(self.running_var, variance)", "self.track(self.running_var, variance.sqrt())"),
         ("BN_EPS = 1e-6", "BN_EPS = 1e-5"),
@@ -133,14 +154,23 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("models/convnet.py", "models/test_convnet.py models/test_conv13.py"): [
         ('"batch": (BatchNormConv, AffineDense)', '"batch": (BatchNormConv, BatchNormDense)'),
         ('"mean-only": (Conv, Dense)', '"mean-only": (Conv, AffineDense)'),
-        ("x.mean((-2, -1))", "x.amax((-2, -1))"),
-        ("self.dropouts[number - 1](max_pool(x))", "max_pool(x)"),
+        ("x.mean((-2, -1), dtype=torch.promote_types(x.dtype, torch.float32))", "x.amax((-2, -1))"),
+        ("last.pooled(x, dropout)", "last.pooled(x, Dropout(0.0))"),
+    ],
+    ("models/flat.py", "models/test_flat.py"): [
+        ("part.storage_offset() == place and ", ""),
+        ("same and ", ""),
+        (" and part.is_contiguous()", ""),
+    ],
+    ("models/precision.py", "models/test_precision.py"): [
+        ("module.dtype = PRECISIONS[precision]", "pass"),
+        ('precision != "float32"', "False"),
     ],
     ("models/conv13.py", "models/test_conv13.py"): [
         ('(512, 3, "valid")', '(512, 3, "same")'),
     ],
     ("models/modes.py", "models/test_modes.py"): [
-        ("number / (number + 1)", "number / (number + 2)"),
+        ("done / (done + len(chunk))", "done / (done + len(chunk) + 1)"),
         ("model.train(was_training)", "model.eval()"),
         ('"initialising", True), frozen_statistics(model):', '"initialising", True):'),
     ],
@@ -148,6 +178,8 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("x.flip(-1)", "x.flip(-2)"),  # left to right
         ("torch.rand(*x.shape[:-3], 1, 1, 1", "torch.rand(*x.shape[:-4], 1, 1, 1, 1"),  # one coin for a whole batch
         ('"zero": "constant"', '"zero": "replicate"'),
+        ("torch.randint(0, 2 * pixels + 1", "torch.randint(0, 2 * pixels"),  # every shift there is
+        ("pixels : padded.shape[-2] - pixels", "pixels + 1 : padded.shape[-2] - pixels + 1"),
     ],
 }
 

@@ -81,9 +81,10 @@ def test_a_parameter_that_is_not_contiguous_is_laid_out_anew():
 
 
 def test_neighbours_in_memory_of_other_storages_are_not_taken_for_one():
-    """Two tensors may both begin where storages begin; only one storage makes them one."""
-    parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
+    """The second begins as far into its storage as the first ends in its own."""
+    parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(5)[2:])]
     whole = flatten(parameters)
+    assert whole.tolist() == [1.0] * 5
     whole.zero_()
     assert not any(p.any() for p in parameters)
 

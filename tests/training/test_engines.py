@@ -52,8 +52,13 @@ def same_state(one, other):
 
 @contextmanager
 def same_draws():
-    """Inside, compiled code takes its random numbers from the generator one by one, as eager code does."""
-    with torch._inductor.config.patch(fallback_random=True):
+    """Inside, compiled code takes its random numbers from the generator one by one, as eager code does.
+
+    The compiler may take them in another order, though. So the noise, which is off, draws nothing: what is left is
+    VAT's start or the graph's pairs, one draw a step.
+    """
+    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(fallback_random=True):
+        patch.setattr(GaussianNoise, "draw", lambda self, x: torch.zeros_like(x))
         yield
 
 
@@ -123,7 +128,7 @@ def test_an_engine_that_does_not_work_is_replaced_by_the_next_slower_one_and_the
     put_engine("graph", engine_that(takes=1, fails=RuntimeError("no stream to capture\nlong\nbacktrace")))
     put_engine("compiled", engine_that(takes=2))
     counter, undone = Counter(), []
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="engine does not work here") as told:
         name, _ = start_engine("graph", counter.step, undo=lambda: undone.append(len(counter.calls)))
     assert name == "compiled"
     assert [str(w.message) for w in told] == [
@@ -135,7 +140,7 @@ def test_an_engine_that_does_not_work_is_replaced_by_the_next_slower_one_and_the
 def test_where_none_works_but_eager_that_runs_and_each_is_named(put_engine):
     put_engine("graph", engine_that(fails=RuntimeError("no GPU")))
     put_engine("compiled", engine_that(fails=OSError("no compiler")))
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="engine does not work here") as told:
         name, _ = start_engine("graph", Counter().step, undo=lambda: None)
     assert name == "eager"
     first, second = (str(w.message) for w in told)
@@ -162,14 +167,14 @@ def test_of_a_compilers_message_the_line_that_names_the_error_is_told(put_engine
 def test_an_eager_step_that_fails_raises_what_it_raised():
     counter = Counter(fail="update")
     _, run = start_engine("eager", counter.step, undo=lambda: None)
-    with pytest.raises(ValueError, match="^no update today"):
+    with pytest.raises(ValueError, match=r"^no update today"):
         run()
 
 
 def test_a_failure_of_the_last_resort_is_raised(put_engine):
     put_engine("compiled", engine_that(fails=RuntimeError("no compiler")))
     put_engine("eager", engine_that(fails=ValueError("the step itself is wrong")))
-    with pytest.warns(UserWarning, match="no compiler"), pytest.raises(ValueError, match="^the step itself is wrong$"):
+    with pytest.warns(UserWarning, match="no compiler"), pytest.raises(ValueError, match=r"^the step itself is wrong$"):
         start_engine("compiled", Counter().step, undo=lambda: None)
 
 
@@ -470,11 +475,8 @@ IMAGES |= {"noise": 0.0, "dropout": 0.0, "translate": 0, "flip": False}
 @pytest.mark.parametrize("method", ["pi+sntg", "vat+ent+sntg"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_compiled_steps_on_images_are_eager_steps(method, precision):
-    """One step at a time from a common state: a convolutional net at full rate takes a rounding error far.
-
-    With one kind of draw alone: where there are several, the compiler may take them in another order.
-    """
-    settings = IMAGES | {"dropout": 0.5, "batch": 40, "labelled_batch": 8, "precision": precision}
+    """One step at a time from a common state: a convolutional net at full rate takes a rounding error far."""
+    settings = IMAGES | {"batch": 40, "labelled_batch": 8, "precision": precision}
     config = resolve("digits", 20, method, engine="eager", **settings)
     with same_draws(), own_randomness(config):
         compiled, eager = Stack([replace(config, engine="compiled")]), Stack([config])

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import sntg
+from sntg.bench import Choice, run_bench
 from sntg.cli.data import DataFolder, data_app, dataset_rows
 from sntg.cli.progress import resume_with_progress, train_with_progress
 from sntg.cli.splits import export_split
@@ -141,6 +142,23 @@ def demo(
 ) -> None:
     """Supervised-only, Pi and Pi+SNTG on three small datasets, as one page to look at."""
     run_demo(out, seed)
+
+
+@app.command()
+def bench(
+    methods: Annotated[str, typer.Option(help="Only these methods, separated by commas: pi,pi+sntg.")] = "",
+    engines: Annotated[str, typer.Option(help="Only these engines: eager, compiled, graph.")] = "",
+    precisions: Annotated[str, typer.Option(help="Only these precisions: float32, tf32, bfloat16, float16.")] = "",
+    steps: Annotated[int | None, typer.Option(help="Steps to measure a case for; by default about a second.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A folder for the results; by default benchmarks/results if there is one, else this."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")] = "auto",
+) -> None:
+    """Measure how fast training is on this machine, by method, engine and precision: tables, JSON and a plot."""
+    where = default_device() if device == "auto" else device
+    run_bench(Choice(where, methods, engines, precisions, steps), out)
 
 
 @app.command()

@@ -1,0 +1,109 @@
+"""`sntg bench`: how fast training steps are on this machine, by method, engine and precision."""
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from sntg.bench.cases import METHODS, Group, chosen, narrowed, plan
+from sntg.bench.measure import Bench, Row, compiler_cache, overheads
+from sntg.bench.plot import draw_bench
+from sntg.bench.provenance import hardware, made_by
+from sntg.bench.report import Results, new_path, print_results
+from sntg.errors import UsageError
+from sntg.models import PRECISIONS
+from sntg.terminal import progress_bar
+from sntg.training.config import check_device
+from sntg.training.engines import ENGINES
+from sntg.training.run_folder import check_writable
+
+HOME = Path("benchmarks/results")  # in a checkout
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to measure: comma-separated names, all if empty; steps a case, for about a second if None."""
+
+    device: str
+    methods: str = ""
+    engines: str = ""
+    precisions: str = ""
+    steps: int | None = None
+
+    @property
+    def groups(self) -> list[Group]:
+        """The cases; a choice that cannot be is refused.
+
+        >>> [str(case) for case in Choice("cpu", engines="compiled").groups[0]]
+        ['pi+sntg on two-moons, compiled, float32']
+        """
+        check_device(self.device)
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"--steps {self.steps}: a case is measured for at least 1 step")
+        methods = chosen("method", self.methods, METHODS)
+        engines = chosen("engine", self.engines, ENGINES)
+        return narrowed(plan(self.device), methods, engines, chosen("precision", self.precisions, PRECISIONS))
+
+    @property
+    def command(self) -> str:
+        """The command that makes it, but for where the results go: that is a machine's own affair.
+
+        >>> Choice("cpu", methods="pi, mt").command
+        "sntg bench --device cpu --methods 'pi, mt'"
+        """
+        given = {"methods": self.methods, "engines": self.engines, "precisions": self.precisions, "steps": self.steps}
+        words = [word for name, value in given.items() if value for word in (f"--{name}", str(value))]
+        return shlex.join(["sntg", "bench", "--device", self.device, *words])
+
+
+def run_bench(choice: Choice, out: Path | None = None) -> None:
+    """Measures, prints the tables, and writes a JSON file and a plot into `out`: by default benchmarks/results where
+    there is such a folder, as in a checkout, and else the current folder. Ctrl-C stops with what there is."""
+    groups = choice.groups
+    folder = out or (HOME if HOME.is_dir() else Path())
+    check_writable(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    results = Results(made_by(choice.command), hardware(choice.device))
+    path = new_path(folder, results)
+    try:
+        _measure_with_bar(groups, Bench(choice.device, choice.steps), results, path)
+    except KeyboardInterrupt:
+        print("sntg: stopped; these are the figures so far" if results.rows else "sntg: stopped", file=sys.stderr)
+    if any(row.ms_per_step for row in results.rows):
+        print_results(results)
+        draw_bench(results.rows, _title(results), path.with_suffix(".png"))
+        print(f"results: {path} and {path.with_suffix('.png').name}")
+    if not results.complete:
+        sys.exit(130)
+
+
+def _measure_with_bar(groups: list[Group], bench: Bench, results: Results, path: Path) -> None:
+    console = Console(stderr=True)
+    with compiler_cache(groups), progress_bar(console) as bar:
+        bar.speed_estimate_period = 3600.0  # a case may take a minute: the time left is judged by all of them
+        task = bar.add_task("", total=sum(len(group) for group in groups))
+        for group in groups:
+            bar.update(task, description=str(group[0]))
+            rows = bench.measure(group)
+            results.rows += rows
+            results.overheads += overheads(rows)
+            results.matrix_product = bench.rates
+            results.complete = group is groups[-1]
+            results.write(path)
+            bar.advance(task, len(group))
+            if not console.is_terminal:
+                for row in rows:
+                    console.print(_line(row), highlight=False, markup=False, soft_wrap=True)
+
+
+def _line(row: Row) -> str:
+    figure = f"failed: {row.failed}" if row.ms_per_step is None else f"{row.ms_per_step:.2f} ms a step"
+    return f"{row.method} on {row.dataset}, {row.engine}, {row.precision}: {figure}"
+
+
+def _title(results: Results) -> str:
+    """What the plot says above its bars."""
+    return f"{results.hardware['device']}, torch {torch.__version__}, {results.provenance['date']}"

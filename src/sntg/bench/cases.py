@@ -1,0 +1,122 @@
+"""What the bench measures: cases, in groups that are compared with each other and therefore take turns on the machine.
+
+On a GPU the data have CIFAR-10's shapes and random content, so that no dataset is needed: a step takes as long on any
+pixels. On a CPU they are the small datasets themselves.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sntg.data import Dataset, Split
+from sntg.errors import UsageError, unknown
+from sntg.models import PRECISIONS
+from sntg.training import Config, Inputs, load_inputs, resolve
+from sntg.training.config import LARGEST
+from sntg.training.engines import ENGINES, best_engine, best_precision
+
+SNTG = "+sntg"
+BASES = ("pi", "tempens", "mt", "vat+ent")  # what the graph term's overhead is measured on
+METHODS = tuple(name for base in BASES for name in (base, base + SNTG))
+EVERY_WAY = "pi+sntg"  # the method that is measured with every engine and precision
+IMAGES = "cifar10"
+LABELS = {IMAGES: 4000, "two-moons": 12, "digits": 20}
+EPOCH_STEPS = 500  # of the small datasets, whose own epochs end every few steps, with bookkeeping
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run one method on one dataset."""
+
+    dataset: str
+    method: str
+    engine: str
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{self.method} on {self.dataset}, {self.engine}, {self.precision}"
+
+
+Group = list[Case]
+
+
+def plan(device: str) -> list[Group]:
+    """Every case for a device, in the order they are measured.
+
+    >>> [f"{case.method} {case.engine}" for case in plan("cpu")[0]]
+    ['pi+sntg eager', 'pi+sntg compiled', 'pi eager']
+    """
+    engine, precision = best_engine(torch.device(device)), best_precision(torch.device(device))
+    if torch.device(device).type == "cuda":
+        return _gpu_plan(engine, precision)
+    return [
+        [Case(name, EVERY_WAY, e, precision) for e in ("eager", "compiled")] + [Case(name, "pi", engine, precision)]
+        for name in ("two-moons", "digits")
+    ]
+
+
+def _gpu_plan(engine: str, precision: str) -> list[Group]:
+    """`engine` and `precision` are what `auto` means. Its case of a method comes first: it finds the compiler's cache
+    empty, as a first run would."""
+    pairs = [[Case(IMAGES, m, engine, precision) for m in (base + SNTG, base)] for base in BASES]
+    first = [precision, *(p for p in PRECISIONS if p != precision)]
+    every_way = [Case(IMAGES, EVERY_WAY, e, p) for p in first for e in reversed(ENGINES)]
+    eager = [Case(IMAGES, m, "eager", precision) for m in METHODS if m != EVERY_WAY]
+    return [pairs[0], *([c] for c in every_way if c not in pairs[0]), *pairs[1:], *([c] for c in eager)]
+
+
+def chosen(kind: str, text: str, valid: Iterable[str]) -> tuple[str, ...]:
+    """The names in a comma-separated text, all of the valid ones if it is empty; others are refused.
+
+    >>> chosen("engine", "eager, graph", ENGINES)
+    ('eager', 'graph')
+    """
+    known = tuple(valid)
+    names = tuple(name.strip() for name in text.split(",")) if text.strip() else known
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known)
+    return names
+
+
+def narrowed(
+    groups: list[Group], methods: Collection[str], engines: Collection[str], precisions: Collection[str]
+) -> list[Group]:
+    """The cases that were asked for, still in their groups."""
+
+    def wanted(case: Case) -> bool:
+        return case.method in methods and case.engine in engines and case.precision in precisions
+
+    left = [[case for case in group if wanted(case)] for group in groups]
+    if not any(left):
+        there = "; ".join(sorted({f"{c.method} {c.engine} {c.precision}" for group in groups for c in group}))
+        raise UsageError(f"none of the bench's cases on this device fits the choice; there are: {there}")
+    return [group for group in left if group]
+
+
+def config_of(case: Case, device: str) -> Config:
+    """The recipe's settings. No evaluation falls among the steps: it is timed by itself."""
+    how: dict[str, Any] = {"device": device, "engine": case.engine, "precision": case.precision, "eval_every": LARGEST}
+    if case.dataset != IMAGES:
+        how["epoch_steps"] = EPOCH_STEPS
+    return resolve(case.dataset, LABELS[case.dataset], case.method, **how)
+
+
+def inputs_of(config: Config) -> Inputs:
+    """What a case trains on; images are on the device already, so that copying them is no part of a start."""
+    return random_images(config.labels, config.device) if config.dataset == IMAGES else load_inputs(config)
+
+
+def random_images(labels: int, device: str, points: int = 50_000, test_points: int = 10_000) -> Inputs:
+    """Noise in CIFAR-10's shapes.
+
+    >>> random_images(20, "cpu", points=100, test_points=10).data.event
+    (3, 32, 32)
+    """
+    y, test_y = (torch.arange(n, device=device) % 10 for n in (points, test_points))
+    x, test_x = (torch.randn(n, 3, 32, 32, device=device) for n in (points, test_points))
+    shown = torch.where(torch.arange(points, device=device) < labels, y, -1)
+    split = Split(shown, torch.zeros(0, dtype=torch.long))
+    return Inputs(Dataset("random", x, y, test_x, test_y, classes=10), shown, split)

@@ -1,0 +1,224 @@
+"""Measures cases: builds their runs, lets them take turns, and makes a row of each."""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+
+from sntg.bench.cases import IMAGES, SNTG, Case, Group, config_of, inputs_of
+from sntg.bench.counting import count
+from sntg.bench.timing import UNMEASURED, block_length, matrix_rate, seconds, take_turns
+from sntg.training import Inputs, Stack
+from sntg.training.engines import best_engine, best_precision
+from sntg.training.loop import own_randomness
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one case, under the engine that really ran; None where there is none.
+
+    random: whether the inputs are noise in the dataset's shapes. asked: the engine that was asked for. auto: whether
+    this is what `auto` means here. rounds_ms: a figure a round; their median is ms_per_step. operations: of a step's
+    convolutions and matrix products. share: of the device's rate for a large matrix product in that precision.
+    warm_up_s: what building the run took with nothing compiled before; second_warm_up_s: with the compiler's cache
+    filled. evaluation_s: of both sets of weights, on evaluation_points.
+    """
+
+    dataset: str
+    method: str
+    asked: str
+    engine: str
+    precision: str
+    auto: bool
+    model: str = ""
+    random: bool = False
+    ms_per_step: float | None = None
+    rounds_ms: list[float] = field(default_factory=list)
+    steps: int = 0
+    images_per_s: float | None = None
+    operations: int | None = None
+    tflops: float | None = None
+    share: float | None = None
+    peak_gib: float | None = None
+    warm_up_s: float | None = None
+    second_warm_up_s: float | None = None
+    epoch_steps: int = 0
+    epoch_s: float | None = None
+    evaluation_s: float | None = None
+    evaluation_points: int = 0
+    failed: str = ""  # why there are no figures
+
+
+@dataclass(frozen=True)
+class Built:
+    """A case's run, ready to step."""
+
+    case: Case
+    stack: Stack
+    warm_up_s: float
+    peak_gib: float | None
+
+
+class Bench:
+    """Measures on one device. `rates` are its TFLOP/s by precision, `steps` how many to measure if not for a second."""
+
+    def __init__(self, device: str, steps: int | None = None) -> None:
+        self.name, self.device = device, torch.device(device)
+        self.steps = steps
+        self.rates: dict[str, float] = {}
+        self._inputs: dict[str, Inputs] = {}
+        self._operations: dict[tuple[str, str], int] = {}
+        self._compiled: set[tuple[str, str, str]] = set()  # what the compiler's cache has: a step's shape
+
+    def measure(self, group: Group) -> list[Row]:
+        """A row for each case. They are alive together, and take turns. What fails is told in its row."""
+        try:
+            with own_randomness(config_of(group[0], self.name)):
+                rows = self._rows(group)
+                release(self.device)
+                return [self._again(case, row) for case, row in zip(group, rows, strict=True)]
+        except RuntimeError as e:  # too little memory, or a precision the device does not have: the others still count
+            reason = str(e).strip().splitlines()
+            return [replace(self._empty(case), failed=reason[0] if reason else type(e).__name__) for case in group]
+        finally:
+            release(self.device)
+
+    def _rows(self, group: Group) -> list[Row]:
+        operations = [self._count(case) for case in group]
+        release(self.device)
+        built = [self._build(case) for case in group]
+        steps = [b.stack.advance for b in built]
+        lengths = [block_length(seconds(step, self.device, UNMEASURED) / UNMEASURED, self.steps) for step in steps]
+        rounds = take_turns(steps, lengths, self.device)
+        return [self._row(*figures) for figures in zip(built, rounds, lengths, operations, strict=True)]
+
+    def _build(self, case: Case) -> Built:
+        """Builds a run and takes some steps. What was allocated before, the data among it, does not count as its own.
+
+        A recorded graph's memory counts as free once it is recorded, so the peak is that of building it and stepping.
+        """
+        config, inputs = config_of(case, self.name), self._data(case)
+        stacks: list[Stack] = []
+        on_cuda = self.device.type == "cuda"
+        before = torch.cuda.memory_allocated(self.device) if on_cuda else 0
+        if on_cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        took = seconds(lambda: stacks.append(Stack([config], [inputs])), self.device)
+        seconds(stacks[0].advance, self.device, UNMEASURED)
+        peak = (torch.cuda.max_memory_allocated(self.device) - before) / GIB if on_cuda else None
+        return Built(case, stacks[0], took, peak)
+
+    def _row(self, built: Built, rounds: list[float], length: int, operations: int) -> Row:
+        stack, config = built.stack, built.stack.configs[0]
+        step = median(rounds)
+        tflops = operations / step / 1e12
+        shape = (built.case.dataset, built.case.method, built.case.precision)
+        cached = config.engine != "eager" and shape in self._compiled
+        if config.engine != "eager":
+            self._compiled.add(shape)
+        return replace(
+            self._empty(built.case),
+            engine=config.engine,
+            model=config.model,
+            random=config.dataset == IMAGES,
+            ms_per_step=1e3 * step,
+            rounds_ms=[1e3 * s for s in rounds],
+            steps=length * len(rounds),
+            images_per_s=(config.batch + config.labelled_batch) / step,
+            operations=operations,
+            tflops=tflops,
+            share=tflops / self._rate(config.precision),
+            peak_gib=built.peak_gib,
+            warm_up_s=None if cached else built.warm_up_s,
+            second_warm_up_s=built.warm_up_s if cached else None,
+            epoch_steps=stack.epoch_steps,
+            epoch_s=stack.epoch_steps * step,
+            evaluation_s=[seconds(partial(evaluate, stack), self.device) for _ in range(2)][-1],
+            evaluation_points=len(stack.inputs[0].data.test_y),
+        )
+
+    def _again(self, case: Case, row: Row) -> Row:
+        """The row with what a second run of the same shape takes to start."""
+        if row.engine == "eager" or row.second_warm_up_s is not None:
+            return row
+        took = self._build(case).warm_up_s
+        release(self.device)
+        return replace(row, second_warm_up_s=took)
+
+    def _empty(self, case: Case) -> Row:
+        auto = (case.engine, case.precision) == (best_engine(self.device), best_precision(self.device))
+        return Row(case.dataset, case.method, case.engine, case.engine, case.precision, auto)
+
+    def _data(self, case: Case) -> Inputs:
+        if case.dataset not in self._inputs:
+            self._inputs[case.dataset] = inputs_of(config_of(case, self.name))
+        return self._inputs[case.dataset]
+
+    def _rate(self, precision: str) -> float:
+        if precision not in self.rates:
+            self.rates[precision] = matrix_rate(precision, self.device)
+        return self.rates[precision]
+
+    def _count(self, case: Case) -> int:
+        """The operations of a step as the method is written, whatever engine and precision run it."""
+        key = case.dataset, case.method
+        if key not in self._operations:
+            plain = config_of(replace(case, engine="eager", precision="float32"), self.name)
+            # No weight is zero then, so no gradient is, and all that is computed has a part in the result.
+            self._operations[key] = count(Stack([replace(plain, ramp_up=0)], [self._data(case)]).advance)
+        return self._operations[key]
+
+
+def evaluate(stack: Stack) -> None:
+    """What the end of an epoch does: the test error of the student and of the averaged weights."""
+    stack._error(stack.model)
+    stack._error(stack.objective.base.averaged())
+
+
+def release(device: torch.device) -> None:
+    """Lets go of runs nobody holds any more: the compiler and the runs themselves hold on to each other."""
+    torch._dynamo.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def overheads(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """How many times as long a step with the graph term takes, for the rows that took turns with the same step without.
+
+    >>> row = Row("two-moons", "pi", "eager", "eager", "float32", auto=True, rounds_ms=[1.0, 2.0, 4.0])
+    >>> overheads([row, replace(row, method="pi+sntg", rounds_ms=[1.5, 2.2, 4.4])])[0]["ratio"]
+    1.1
+    """
+    found: list[dict[str, object]] = []
+    for one in rows:
+        for other in rows:
+            same = all(getattr(one, key) == getattr(other, key) for key in ("dataset", "engine", "precision"))
+            if same and other.method == one.method + SNTG and one.rounds_ms:
+                ratios = [b / a for a, b in zip(one.rounds_ms, other.rounds_ms, strict=True)]
+                shared = {key: getattr(one, key) for key in ("dataset", "method", "engine", "precision")}
+                found.append(shared | {"ratio": median(ratios), "rounds": ratios})
+    return found
+
+
+@contextmanager
+def _empty_cache() -> Iterator[None]:
+    from torch._inductor.utils import fresh_cache  # takes seconds to import, and eager cases do without
+
+    with (
+        TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        fresh_cache(dir=folder),
+    ):  # it leaves its own on Ctrl-C
+        yield
+
+
+def compiler_cache(groups: Sequence[Group]) -> AbstractContextManager[None]:
+    """Inside, the compiler begins with an empty cache: what earlier runs left would make warm-ups look short."""
+    return _empty_cache() if any(case.engine != "eager" for group in groups for case in group) else nullcontext()

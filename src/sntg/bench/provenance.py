@@ -1,0 +1,81 @@
+"""Where figures come from: the command, the commit, the hardware and the versions."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+import sntg
+
+
+def made_by(command: str) -> dict[str, str]:
+    """When, by which command and from which source the figures were made.
+
+    >>> made_by("sntg bench")["command"]
+    'sntg bench'
+    """
+    return {
+        "date": date.today().isoformat(),
+        "command": command,
+        "commit": os.environ.get("COMMIT") or _output("git", "describe", "--always", "--dirty"),
+        "sntg": sntg.__version__,
+    }
+
+
+def hardware(device: str) -> dict[str, str | int | None]:
+    """The machine and the versions that matter for speed.
+
+    >>> hardware("cpu")["torch"] == torch.__version__
+    True
+    """
+    found: dict[str, str | int | None] = {
+        "device": _cpu(),
+        "cpu": _cpu(),
+        "cpu_cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+    }
+    return found | (_gpu(device) if torch.device(device).type == "cuda" else {})
+
+
+def _gpu(device: str) -> dict[str, str | int | None]:
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "device": properties.name,
+        "memory_bytes": properties.total_memory,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0],
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+    }
+
+
+def _cpu() -> str:
+    """The processor's name; Linux tells it in a file only."""
+    told = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*:\s*(.+)$", told.read_text(), flags=re.M) if told.exists() else None
+    return named[1] if named else platform.processor() or platform.machine()
+
+
+def _output(*command: str) -> str:
+    """What a command prints, run beside the source; nothing where there is no such command or it fails."""
+    if shutil.which(command[0]) is None:
+        return ""
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,141 @@
+"""What the bench tells: a JSON file that is whole after every group of cases, and tables."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sntg.bench.cases import METHODS
+from sntg.bench.measure import Row
+from sntg.data import entry
+from sntg.files import write_text
+from sntg.models import PRECISIONS
+from sntg.terminal import print_table
+from sntg.training.engines import ENGINES
+
+Cells = dict[str, str]
+
+
+@dataclass
+class Results:
+    """All that a bench found so far. complete: whether every case that was asked for is in it."""
+
+    provenance: dict[str, str]
+    hardware: dict[str, str | int | None]
+    matrix_product: dict[str, float] = field(default_factory=dict)  # TFLOP/s by precision
+    rows: list[Row] = field(default_factory=list)
+    overheads: list[dict[str, Any]] = field(default_factory=list)
+    complete: bool = False
+
+    def write(self, path: Path) -> None:
+        """Writes it all as JSON."""
+        write_text(path, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def new_path(folder: Path, results: Results) -> Path:
+    """A JSON file of its own in the folder, named by the date and the device.
+
+    >>> new_path(Path("nowhere"), Results({"date": "2026-11-16"}, {"device": "NVIDIA H200"})).name
+    '2026-11-16-nvidia-h200.json'
+    """
+    device = re.sub(r"[^a-z0-9]+", "-", str(results.hardware["device"]).lower()).strip("-")
+    stem = f"{results.provenance['date']}-{device}"
+    numbers = ["", *(f"-{n}" for n in range(2, 1000))]
+    return next(p for n in numbers if not (p := folder / f"{stem}{n}.json").exists())
+
+
+def order(row: Row) -> tuple[int, int, int]:
+    """Where a row stands among those of its dataset.
+
+    >>> order(Row("cifar10", "pi", "eager", "eager", "float32", auto=False))
+    (0, 0, 0)
+    """
+    return METHODS.index(row.method), list(PRECISIONS).index(row.precision), list(ENGINES).index(row.asked)
+
+
+def print_results(results: Results) -> None:
+    """Prints two tables a dataset, then the matrix products, the graph term's overhead, and what `auto` is worth."""
+    measured = sorted((row for row in results.rows if not row.failed), key=order)
+    for dataset in dict.fromkeys(row.dataset for row in measured):
+        mine = [row for row in measured if row.dataset == dataset]
+        what = f"{mine[0].model} on {dataset}{' (random inputs)' if mine[0].random else ''}"
+        print_table(aligned([speed(row) for row in mine]), title=f"A step of {what}")
+        print_table(aligned([around(row) for row in mine]), title=f"What is around it, {what}")
+    print("* is what auto means on this device")
+    for precision, rate in results.matrix_product.items():
+        print(f"a large matrix product in {precision}: {rate:.3g} TFLOP/s")
+    for found in results.overheads:
+        how = f"{found['engine']}, {found['precision']}"
+        print(
+            f"{found['method']} on {found['dataset']} with +sntg: {found['ratio']:.3f} times the step without ({how})"
+        )
+    for line in (*verdicts(measured), *failures(results.rows)):
+        print(line)
+
+
+def speed(row: Row) -> Cells:
+    """A row of the first table: how long a step takes, and what that makes."""
+    return {
+        **_how(row),
+        "ms": _number(row.ms_per_step, 2),
+        "images/s" if entry(row.dataset).images else "points/s": _number(row.images_per_s, 0),
+        "TFLOP/s": "-" if row.tflops is None else f"{row.tflops:.3g}",
+        "share": "-" if row.share is None else f"{100 * row.share:.0f} %",
+    }
+
+
+def around(row: Row) -> Cells:
+    """A row of the second table: what a run needs besides steps."""
+    return {
+        **_how(row),
+        "GiB": _number(row.peak_gib, 2),
+        "warm-up s": _number(row.warm_up_s, 1),
+        "epoch s": _number(row.epoch_s, 2),
+        "test s": _number(row.evaluation_s, 3),
+    }
+
+
+def _how(row: Row) -> Cells:
+    instead = "" if row.engine == row.asked else f" instead of {row.asked}"
+    return {"method": row.method, "how": f"{row.engine}{instead} {row.precision}{' *' if row.auto else ''}"}
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def aligned(rows: Sequence[Cells]) -> list[Cells]:
+    """The rows with figures set to the right, under each other, and without columns that have none.
+
+    >>> [row["ms"] for row in aligned([{"method": "pi", "ms": "9.5"}, {"method": "mt", "ms": "12.5"}])]
+    [' 9.5', '12.5']
+    """
+    width = {key: max(len(row[key]) for row in rows) for key in rows[0] if any(row[key] != "-" for row in rows)}
+    return [{k: row[k] if k in ("method", "how") else row[k].rjust(w) for k, w in width.items()} for row in rows]
+
+
+def verdicts(rows: Sequence[Row]) -> list[str]:
+    """For every step that ran with several engines in the precision of `auto`: what that is, and which is the fastest.
+
+    >>> eager = Row("digits", "pi", "eager", "eager", "float32", auto=True, ms_per_step=2.0)
+    >>> verdicts([eager, Row("digits", "pi", "compiled", "compiled", "float32", auto=False, ms_per_step=1.0)])
+    ['pi on digits: auto is eager, but compiled is faster (eager 2.00 ms, compiled 1.00 ms)']
+    """
+    lines = []
+    for auto in (row for row in rows if row.auto):
+        step = auto.dataset, auto.method, auto.precision
+        same = [row for row in rows if (row.dataset, row.method, row.precision) == step]
+        times = {row.engine: row.ms_per_step for row in same if row.ms_per_step is not None}
+        if len(times) > 1:
+            fastest = min(times, key=lambda engine: times[engine])
+            listed = ", ".join(f"{engine} {ms:.2f} ms" for engine, ms in times.items())
+            verdict = "the fastest" if fastest == auto.engine else f"but {fastest} is faster"
+            lines.append(f"{auto.method} on {auto.dataset}: auto is {auto.engine}, {verdict} ({listed})")
+    return lines
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """What has no figures, and why."""
+    return [f"no figures for {r.method}, {r.asked}, {r.precision}: {r.failed}" for r in rows if r.failed]

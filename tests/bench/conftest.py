@@ -1,0 +1,32 @@
+"""Benches small enough for a test: tiny batches and nets, data in CIFAR-10's shapes but few, one step a round."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from sntg.bench import cases
+
+SMALL = {"batch": 4, "bn_batches": 0, "model": "small"}
+
+
+def small_config(case, device):
+    config = cases.config_of(case, device)
+    labelled = {"labelled_batch": 3} if config.labelled_batch else {}
+    return replace(config, **labelled, **(SMALL if case.dataset != "two-moons" else {"batch": 20}))
+
+
+def small_inputs(config):
+    few = config.dataset == cases.IMAGES
+    return cases.random_images(20, "cpu", points=40, test_points=10) if few else cases.inputs_of(config)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Runs of the bench are tiny."""
+    measure = sys.modules["sntg.bench.measure"]
+    monkeypatch.setattr(measure, "config_of", small_config)
+    monkeypatch.setattr(measure, "inputs_of", small_inputs)
+    monkeypatch.setattr(measure, "matrix_rate", lambda precision, device: 2.0)
+    monkeypatch.setattr(measure, "UNMEASURED", 1)
+    monkeypatch.setattr(measure, "release", lambda device: None)  # it looks through all of memory

@@ -1,0 +1,93 @@
+"""What is measured, in which order, and what a choice leaves of it."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from sntg.bench import Choice
+from sntg.bench.cases import METHODS, Case, chosen, config_of, inputs_of, narrowed, plan
+from sntg.errors import UsageError
+from sntg.models import PRECISIONS
+from sntg.training.engines import ENGINES
+
+
+@pytest.fixture
+def gpu_plan(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    return plan("cuda")
+
+
+def flat(groups):
+    return [case for group in groups for case in group]
+
+
+def test_a_gpu_measures_every_engine_and_precision_of_one_method_and_two_ways_of_the_others(gpu_plan):
+    cases = flat(gpu_plan)
+    assert len(cases) == len(set(cases))
+    assert {case.dataset for case in cases} == {"cifar10"}
+    ways = {m: {(c.engine, c.precision) for c in cases if c.method == m} for m in METHODS}
+    assert ways.pop("pi+sntg") == set(product(ENGINES, PRECISIONS))
+    assert all(found == {("eager", "bfloat16"), ("graph", "bfloat16")} for found in ways.values())
+
+
+def test_what_auto_is_takes_turns_with_the_same_without_the_graph_term(gpu_plan):
+    pairs = [[(c.method, c.engine, c.precision) for c in group] for group in gpu_plan if len(group) > 1]
+    how = ("graph", "bfloat16")
+    assert pairs == [[(f"{m}+sntg", *how), (m, *how)] for m in ("pi", "tempens", "mt", "vat+ent")]
+    assert gpu_plan[0][0] == Case("cifar10", "pi+sntg", *how)  # with nothing compiled before it
+
+
+def test_compiled_follows_graph_of_the_same_precision_at_once(gpu_plan):
+    ways = [(c.precision, c.engine) for c in flat(gpu_plan) if c.method == "pi+sntg"]
+    assert all(ways[ways.index((p, "graph")) + 1] == (p, "compiled") for p in PRECISIONS)
+
+
+def test_a_cpu_compares_engines_and_the_graph_term_on_both_small_nets():
+    assert [{case.dataset for case in group} for group in plan("cpu")] == [{"two-moons"}, {"digits"}]
+    for group in plan("cpu"):
+        assert [(c.method, c.engine) for c in group] == [("pi+sntg", "eager"), ("pi+sntg", "compiled"), ("pi", "eager")]
+    assert [config_of(group[0], "cpu").model for group in plan("cpu")] == ["mlp", "small"]
+
+
+def test_a_choice_leaves_what_fits_it(gpu_plan):
+    left = narrowed(gpu_plan, ["pi", "mt"], list(ENGINES), list(PRECISIONS))
+    assert [[(c.method, c.engine) for c in group] for group in left] == [
+        [("pi", "graph")],
+        [("mt", "graph")],
+        [("pi", "eager")],
+        [("mt", "eager")],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"methods": "pi,mean"}, "unknown method 'mean'.*valid: mt, mt\\+sntg, pi"),
+        ({"engines": "fast"}, "unknown engine 'fast'.*valid: compiled, eager, graph"),
+        ({"precisions": "float8"}, "unknown precision 'float8'.*valid: bfloat16, float16, float32, tf32"),
+        ({"engines": "graph"}, "none of the bench's cases.*pi\\+sntg compiled float32"),
+        ({"steps": 0}, "--steps 0"),
+        ({"device": "abacus"}, "abacus"),
+    ],
+)
+def test_what_cannot_be_is_refused(choice, message):
+    with pytest.raises(UsageError, match=message):
+        _ = Choice(**{"device": "cpu"} | choice).groups
+
+
+def test_blanks_around_names_do_not_matter():
+    assert chosen("method", " pi , mt", METHODS) == ("pi", "mt")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_settings_are_the_recipes_and_no_evaluation_falls_among_the_steps(method):
+    config = config_of(Case("cifar10", method, "eager", "float32"), "cpu")
+    assert (config.labels, config.model) == (4000, "conv13")
+    assert config.overridden == ("eval_every",)
+    assert config.eval_every > 10**6
+
+
+def test_the_small_datasets_are_themselves():
+    config = config_of(plan("cpu")[1][0], "cpu")
+    assert int((inputs_of(config).labels >= 0).sum()) == config.labels == 20

@@ -1,0 +1,163 @@
+"""Rows: their figures belong together, and to the engine that ran. Seconds themselves are never judged."""
+
+import sys
+import weakref
+from dataclasses import replace
+from statistics import median
+
+import pytest
+import torch
+
+from sntg.bench import measure
+from sntg.bench.cases import METHODS, Case
+from sntg.bench.measure import Bench, Row, overheads
+from sntg.bench.timing import ROUNDS, matrix_rate, take_turns
+from sntg.training.engines import ENGINES
+
+EAGER = Case("two-moons", "pi+sntg", "eager", "float32")
+COMPILED = replace(EAGER, engine="compiled")
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """In the compiler's place: the step as it is."""
+    monkeypatch.setitem(ENGINES, "compiled", lambda step: step)
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    """A GPU's questions are answered: 3 GiB are in use at first, and each peak is 2 GiB above."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: calls.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: calls.append("reset"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: 3 * 2**30)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 5 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    return calls
+
+
+def test_the_figures_of_a_row_belong_together(small):
+    (row,) = Bench("cpu", steps=1).measure([EAGER])
+    assert (row.engine, row.asked, row.auto, row.model, row.failed) == ("eager", "eager", True, "mlp", "")
+    assert len(row.rounds_ms) == row.steps == ROUNDS
+    assert row.ms_per_step == median(row.rounds_ms) > 0
+    assert row.images_per_s == pytest.approx(20 / row.ms_per_step * 1e3)
+    assert row.tflops == pytest.approx(row.operations / row.ms_per_step / 1e9)
+    assert row.share == pytest.approx(row.tflops / 2)
+    assert row.epoch_s == pytest.approx(row.epoch_steps * row.ms_per_step / 1e3)
+    assert row.epoch_steps == 500
+    assert row.peak_gib is None
+    assert row.evaluation_points == 6000
+    assert row.warm_up_s > 0
+    assert row.second_warm_up_s is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_of_the_gpus_plan_runs(small, method):
+    (row,) = Bench("cpu", steps=1).measure([Case("cifar10", method, "eager", "float32")])
+    assert row.failed == ""
+    assert row.epoch_steps == (400 if method.startswith("vat") else 500 if method.startswith("mt") else 10)
+    assert row.evaluation_points == 10
+    assert row.random
+
+
+def test_a_case_is_measured_for_about_as_many_steps_as_asked(small):
+    (row,) = Bench("cpu", steps=20).measure([EAGER])
+    assert row.steps == 27  # the next multiple of the rounds
+
+
+def test_engines_and_methods_take_turns(small, stand_in):
+    rows = Bench("cpu", steps=1).measure([EAGER, COMPILED, replace(EAGER, method="pi")])
+    assert [(row.method, row.engine) for row in rows] == [
+        ("pi+sntg", "eager"),
+        ("pi+sntg", "compiled"),
+        ("pi", "eager"),
+    ]
+    (found,) = overheads(rows)
+    assert (found["method"], found["engine"]) == ("pi", "eager")
+    assert found["ratio"] == median(b / a for a, b in zip(rows[2].rounds_ms, rows[0].rounds_ms, strict=True))
+
+
+def test_turns_go_round():
+    calls = []
+    take_turns([lambda: calls.append("a"), lambda: calls.append("b")], [1, 2], torch.device("cpu"))
+    assert calls == ["a", "b", "b"] * ROUNDS
+
+
+def test_a_second_start_is_timed_with_what_the_first_has_compiled(small, stand_in):
+    bench = Bench("cpu", steps=1)
+    (row,) = bench.measure([COMPILED])
+    assert row.warm_up_s > 0
+    assert row.second_warm_up_s > 0
+    (row,) = bench.measure([COMPILED])  # as `compiled` after `graph` is
+    assert row.warm_up_s is None
+    assert row.second_warm_up_s > 0
+
+
+def test_a_row_shows_the_engine_that_ran(small, monkeypatch):
+    def broken(step):
+        raise ValueError("no compiler here")
+
+    monkeypatch.setitem(ENGINES, "compiled", broken)
+    with pytest.warns(UserWarning, match="no compiler here"):
+        (row,) = Bench("cpu", steps=1).measure([COMPILED])
+    assert (row.asked, row.engine) == ("compiled", "eager")
+    assert not row.auto
+    assert row.warm_up_s > 0
+    assert row.second_warm_up_s is None
+
+
+def test_a_case_that_fails_says_why_and_the_next_one_runs(small, monkeypatch):
+    bench = Bench("cpu", steps=1)
+    bench.measure([EAGER])
+    with monkeypatch.context() as broken:
+        broken.setattr(measure, "evaluate", lambda stack: torch.zeros(2) @ torch.zeros(3))
+        (row,) = bench.measure([EAGER])
+    assert row.ms_per_step is None
+    assert "size" in row.failed
+    assert "\n" not in row.failed
+    assert bench.measure([EAGER])[0].failed == ""
+
+
+def test_a_gpu_is_waited_for_and_its_memory_counted_without_the_data(small, monkeypatch, fake_cuda):
+    released = []
+    monkeypatch.setattr(measure, "release", released.append)
+    bench = Bench("cpu", steps=1)
+    bench.device, bench.rates = torch.device("cuda"), {"float32": 2.0}
+    (row,) = bench.measure([Case("cifar10", "pi+sntg", "eager", "float32")])
+    assert row.failed == ""
+    assert row.peak_gib == 2.0
+    assert not row.auto  # on a GPU, that is graph
+    assert fake_cuda.count("reset") == 1
+    assert fake_cuda.count("synchronize") == 2 * (3 + ROUNDS + 2)  # built, stepped twice, rounds, evaluations
+    assert set(released) == {bench.device}
+
+
+def test_a_released_run_is_gone(fake_cuda):
+    class Run:
+        def __init__(self):
+            self.step = self.advance  # a circle, as a run's engine makes
+
+        def advance(self): ...
+
+    gone = weakref.ref(Run())
+    assert gone() is not None
+    measure.release(torch.device("cuda"))
+    assert gone() is None
+    assert fake_cuda == ["empty_cache"]
+
+
+def test_no_ratio_is_taken_of_different_engines():
+    one = Row("cifar10", "pi", "graph", "graph", "bfloat16", auto=True, rounds_ms=[1.0])
+    fallen = replace(one, method="pi+sntg", engine="compiled", rounds_ms=[2.0])
+    assert overheads([one, fallen]) == []
+    assert [found["ratio"] for found in overheads([one, replace(fallen, engine="graph")])] == [2.0]
+    assert overheads([replace(r, rounds_ms=[]) for r in (one, replace(fallen, engine="graph"))]) == []
+
+
+def test_the_rate_of_products_is_positive_and_leaves_no_setting_behind(monkeypatch):
+    monkeypatch.setattr(sys.modules["sntg.bench.timing"], "SIDE", {"cpu": 16})
+    for precision in ("float32", "tf32", "bfloat16"):
+        assert matrix_rate(precision, torch.device("cpu")) > 0
+    assert not torch.backends.cuda.matmul.allow_tf32

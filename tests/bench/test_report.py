@@ -1,0 +1,113 @@
+"""What a bench tells: the file, the tables, the plot."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sntg.bench.measure import Row
+from sntg.bench.plot import draw_bench, panels
+from sntg.bench.provenance import hardware, made_by
+from sntg.bench.report import Results, aligned, around, new_path, print_results, speed, verdicts
+
+EAGER = Row("cifar10", "pi+sntg", "eager", "eager", "bfloat16", auto=False, ms_per_step=20.0, model="conv13")
+GRAPH = replace(EAGER, asked="graph", engine="graph", auto=True, ms_per_step=5.0, tflops=250.0, share=0.3125)
+FALLEN = replace(GRAPH, engine="compiled", auto=False, ms_per_step=7.0)
+FAILED = replace(EAGER, precision="float16", ms_per_step=None, failed="CUDA out of memory")
+
+
+def make_results(*rows, overheads=()):
+    return Results({"date": "2026-11-16"}, {"device": "NVIDIA H200"}, {"bfloat16": 800.0}, list(rows), list(overheads))
+
+
+def test_a_new_file_replaces_no_other(tmp_path):
+    names = []
+    for _ in range(3):
+        path = new_path(tmp_path, make_results())
+        make_results(EAGER).write(path)
+        names.append(path.name)
+    assert names == ["2026-11-16-nvidia-h200.json", "2026-11-16-nvidia-h200-2.json", "2026-11-16-nvidia-h200-3.json"]
+
+
+def test_the_file_has_all_there_is(tmp_path):
+    make_results(EAGER, FAILED, overheads=[{"ratio": 1.1}]).write(tmp_path / "a.json")
+    read = json.loads((tmp_path / "a.json").read_text())
+    assert list(read) == ["provenance", "hardware", "matrix_product", "rows", "overheads", "complete"]
+    assert [Row(**row) for row in read["rows"]] == [EAGER, FAILED]
+    assert read["complete"] is False
+
+
+def test_the_tables_show_rows_in_order_and_what_auto_is(capsys):
+    overhead = {"method": "pi", "dataset": "cifar10", "engine": "graph", "precision": "bfloat16", "ratio": 1.0234}
+    print_results(make_results(GRAPH, FAILED, EAGER, overheads=[overhead]))
+    out = capsys.readouterr().out
+    lines = [line for line in out.splitlines() if "pi+sntg │" in line]
+    assert ["eager bfloat16" in lines[0], "graph bfloat16 *" in lines[1]] == [True, True]
+    assert "│ 20.00 │" in lines[0]
+    assert "│  5.00 │" in lines[1]
+    assert "31 %" in lines[1]
+    assert max(map(len, out.splitlines())) <= 100
+    assert "a large matrix product in bfloat16: 800 TFLOP/s" in out
+    assert "pi on cifar10 with +sntg: 1.023 times the step without (graph, bfloat16)" in out
+    assert "auto is graph, the fastest (eager 20.00 ms, graph 5.00 ms)" in out
+    assert "no figures for pi+sntg, eager, float16: CUDA out of memory" in out
+
+
+def test_a_table_names_the_engine_that_ran():
+    assert speed(FALLEN)["how"] == around(FALLEN)["how"] == "compiled instead of graph bfloat16"
+
+
+def test_a_column_without_figures_is_left_out():
+    assert list(aligned([around(EAGER)])[0]) == ["method", "how"]
+    assert list(aligned([around(replace(EAGER, peak_gib=1.0))])[0]) == ["method", "how", "GiB"]
+
+
+def test_a_single_engine_is_not_called_the_fastest():
+    assert verdicts([GRAPH]) == []
+    assert verdicts([EAGER, FALLEN]) == []  # what auto means did not run
+
+
+def test_the_plot_has_a_panel_by_precision_and_one_by_method():
+    other = replace(EAGER, method="mt", ms_per_step=9.0)
+    tf32 = replace(EAGER, precision="tf32", ms_per_step=30.0)
+    by_precision, by_method = panels([tf32, EAGER, GRAPH, other])
+    assert by_precision.bars == {"tf32": {"eager": 30.0}, "bfloat16": {"eager": 20.0, "graph": 5.0}}
+    assert by_method.bars == {"pi+sntg": {"eager": 20.0, "graph": 5.0}, "mt": {"eager": 9.0}}
+
+
+def test_the_plot_has_no_bar_for_what_did_not_run():
+    (panel,) = panels([EAGER, FALLEN, FAILED])
+    assert panel.bars == {"pi+sntg": {"eager": 20.0}}
+
+
+def test_the_plot_is_a_png(tmp_path):
+    draw_bench([EAGER, GRAPH, replace(EAGER, precision="tf32")], "a machine", tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_where_figures_come_from_is_told_without_a_place_on_the_machine(monkeypatch):
+    monkeypatch.setenv("COMMIT", "abc1234")
+    told = made_by("sntg bench") | hardware("cpu")
+    assert told["commit"] == "abc1234"
+    assert told["cpu_cores"] >= 1
+    assert told["device"] == told["cpu"] != ""
+    assert str(Path.home()) not in json.dumps(told)
+
+
+def test_without_git_there_is_no_commit(monkeypatch):
+    monkeypatch.delenv("COMMIT", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert made_by("sntg bench")["commit"] == ""
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_a_gpu_is_told_with_its_driver(monkeypatch, name):
+    class Properties:
+        name, total_memory, major, minor = "NVIDIA H200", 2**37, 9, 0
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr("sntg.bench.provenance._output", lambda *command: "570.1\n570.1")
+    told = hardware(name)
+    assert (told["device"], told["driver"], told["compute_capability"]) == ("NVIDIA H200", "570.1", "9.0")
