@@ -14,7 +14,7 @@ from sntg.training.engines import ENGINES
 
 @pytest.fixture
 def gpu_plan(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
     return plan("cuda")
 
 

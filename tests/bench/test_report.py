@@ -10,7 +10,7 @@ import torch
 from sntg.bench.measure import Row
 from sntg.bench.plot import draw_bench, panels
 from sntg.bench.provenance import hardware, made_by
-from sntg.bench.report import Results, aligned, around, new_path, print_results, speed, verdicts
+from sntg.bench.report import Results, aligned, around, disturbances, new_path, print_results, speed, verdicts
 
 EAGER = Row("cifar10", "pi+sntg", "eager", "eager", "bfloat16", auto=False, ms_per_step=20.0, model="conv13")
 GRAPH = replace(EAGER, asked="graph", engine="graph", auto=True, ms_per_step=5.0, tflops=250.0, share=0.3125)
@@ -67,6 +67,11 @@ def test_a_column_without_figures_is_left_out():
 def test_a_single_engine_is_not_called_the_fastest():
     assert verdicts([GRAPH]) == []
     assert verdicts([EAGER, FALLEN]) == []  # what auto means did not run
+
+
+def test_a_busy_machine_is_told_of_and_a_calm_one_is_not():
+    assert disturbances([replace(EAGER, rounds_ms=[5.0, 5.1, 5.6]), FAILED]) == []
+    assert "up to 2.4" in disturbances([replace(EAGER, rounds_ms=[5.0, 12.0, 5.6]), EAGER])[0]
 
 
 def test_the_plot_has_a_panel_by_precision_and_one_by_method():

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from concurrent.futures.process import BrokenProcessPool
 from io import StringIO
 from pathlib import Path
@@ -20,7 +21,7 @@ from sntg.cli import main, progress
 from sntg.data import CATALOGUE
 from sntg.methods import METHODS
 from sntg.models import build
-from sntg.training import resolve
+from sntg.training import engines, resolve
 from sntg.training.config import ARGUMENTS
 
 HOW = "engine eager, float32, on cpu"  # what a run says first
@@ -319,6 +320,17 @@ def test_an_epoch_is_described_by_its_terms_and_its_error(error, words):
 def test_an_epoch_of_several_seeds_is_described_by_the_first_ones_terms_and_their_mean_error():
     records = [{"loss": {"supervised": loss}, "error": error} for loss, error in ((0.5, 1.0), (0.7, 4.0))]
     assert progress.describe(records) == "supervised 0.5000  error 2.50 %"
+
+
+def test_an_engine_that_does_not_work_is_told_in_a_sentence(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main puts its own in
+    monkeypatch.setitem(engines.ENGINES, "compiled", lambda step: 1 / 0)
+    code, _, err = cli(*train(tmp_path / "RUN", *QUICK, "--engine", "compiled"))
+    assert code == 0
+    first, how, *_ = err.splitlines()
+    assert first == "sntg: the compiled engine does not work here, so eager runs instead: division by zero"
+    assert how == HOW
+    assert json.loads((tmp_path / "RUN/config.json").read_text())["engine"] == "eager"
 
 
 def test_several_seeds_make_a_series_with_a_line_for_each_and_their_mean(cli, tmp_path):

@@ -16,6 +16,7 @@ from sntg.terminal import print_table
 from sntg.training.engines import ENGINES
 
 Cells = dict[str, str]
+BUSY = 2.0  # a factor between the blocks of a case that no calm machine shows
 
 
 @dataclass
@@ -71,7 +72,7 @@ def print_results(results: Results) -> None:
         print(
             f"{found['method']} on {found['dataset']} with +sntg: {found['ratio']:.3f} times the step without ({how})"
         )
-    for line in (*verdicts(measured), *failures(results.rows)):
+    for line in (*verdicts(measured), *failures(results.rows), *disturbances(measured)):
         print(line)
 
 
@@ -134,6 +135,20 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
             verdict = "the fastest" if fastest == auto.engine else f"but {fastest} is faster"
             lines.append(f"{auto.method} on {auto.dataset}: auto is {auto.engine}, {verdict} ({listed})")
     return lines
+
+
+def disturbances(rows: Sequence[Row]) -> list[str]:
+    """A warning where the blocks of one case differ so much that its figure says little.
+
+    >>> row = Row("digits", "pi", "eager", "eager", "float32", auto=True, rounds_ms=[2.0, 2.1, 9.0, 2.2, 8.4])
+    >>> disturbances([row])
+    ['blocks of one case differ by a factor of up to 4.5: something else keeps this machine busy, so measure again']
+    """
+    factor = max((max(row.rounds_ms) / min(row.rounds_ms) for row in rows if row.rounds_ms), default=1.0)
+    if factor < BUSY:
+        return []
+    differ = f"blocks of one case differ by a factor of up to {factor:.1f}"
+    return [f"{differ}: something else keeps this machine busy, so measure again"]
 
 
 def failures(rows: Sequence[Row]) -> list[str]:

@@ -1,12 +1,17 @@
-"""The command line: train, resume, recipe, split, data fetch, demo, and lists of what there is. No logic lives here."""
+"""The command line: train, resume, recipe, split, data fetch, demo, bench, and lists. No logic lives here."""
 
 import sys
+import warnings
 from concurrent.futures.process import BrokenProcessPool
+from typing import TextIO
 
 from sntg.cli.app import app
 from sntg.errors import DivergenceError, UsageError
+from sntg.training.engines import SlowerEngine
 
 __all__ = ["app", "main"]
+
+_as_python_does = warnings.showwarning
 
 
 def main() -> None:
@@ -14,6 +19,7 @@ def main() -> None:
 
     Exit codes: 0 done, 1 a run that failed, 2 bad usage, 130 stopped by Ctrl-C, 143 by SIGTERM.
     """
+    warnings.showwarning = _show_warning
     try:
         app()
     except UsageError as e:
@@ -24,6 +30,21 @@ def main() -> None:
         _stop(f"stopped by the system: {e}", 1)
     except BrokenProcessPool:
         _stop("a worker process was killed, perhaps for lack of memory: run it again", 1)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """What a run has to say is a sentence; the rest is Python's."""
+    if issubclass(category, SlowerEngine):
+        print(f"sntg: {message}", file=sys.stderr)
+    else:
+        _as_python_does(message, category, filename, lineno, file, line)
 
 
 def _stop(message: str, code: int) -> None:

@@ -21,6 +21,10 @@ Run = Callable[[], None]
 WARM_UP = 3  # steps before the recording: they compile, choose algorithms and allocate, which a recording must not
 
 
+class SlowerEngine(UserWarning):
+    """An engine does not work here, and the next slower one runs instead."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One step of training. `forward` draws a batch and gives the loss, and what `update` needs to know besides.
@@ -107,7 +111,8 @@ def best_precision(device: torch.device) -> str:
     >>> best_precision(torch.device("cpu"))
     'float32'
     """
-    return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bfloat16" if native else "float32"
 
 
 def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, Run]:
@@ -121,12 +126,14 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
     'eager'
     """
     try:
-        run = ENGINES[name](step)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # they are used where the precision says so
+            run = ENGINES[name](step)
     except Exception as e:
         if name not in SLOWER:
             raise
-        instead = f"so {SLOWER[name]} runs instead"
-        warnings.warn(f"the {name} engine does not work here, {instead}: {_reason(e)}", stacklevel=2)
+        message = f"the {name} engine does not work here, so {SLOWER[name]} runs instead: {_reason(e)}"
+        warnings.warn(message, SlowerEngine, stacklevel=2)
         undo()
         return start_engine(SLOWER[name], step, undo)
     undo()

@@ -8,7 +8,7 @@ on from there to the same bits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -342,12 +342,13 @@ def _schedule(c: Config, inputs: Inputs) -> Schedule:
 
 @contextmanager
 def own_randomness(config: Config) -> Iterator[None]:
-    """Seeds torch's generators for the run and gives the caller's back afterwards. On a GPU it also asks for kernels
-    that give the same bits every time: without them a resumed run would end elsewhere."""
-    devices = [torch.device(config.device)] if torch.device(config.device).type == "cuda" else []
+    """Seeds torch's generators for the run and gives the caller's back afterwards. On a GPU it also makes that one the
+    current one, and asks for kernels that give the same bits every time: or a resumed run would end elsewhere."""
+    device = torch.device(config.device)
+    on_gpu = device.type == "cuda"
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
-    with torch.random.fork_rng(devices=devices):
+    with torch.cuda.device(device) if on_gpu else nullcontext(), torch.random.fork_rng([device] if on_gpu else []):
         torch.manual_seed(config.seed)
         try:
             cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = True, False, config.precision == "tf32"
