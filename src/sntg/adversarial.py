@@ -4,10 +4,10 @@ The divergence KL(p(x) || p(x + r)) has its minimum at r = 0, so what matters th
 
     H = J^T (diag(p) - p p^T) J,        J the Jacobian of the logits in x,
 
-and the worst direction is H's dominant eigenvector. A power iteration needs only products H d: J d by forward-mode
-differentiation, then J^T (...) by reverse mode, both exact and without a step size. The reference code differences
-the divergence's gradient with a step xi = 1e-6 instead; in float32 that is mostly rounding, so it is an option here,
-not the default.
+and the worst direction is H's dominant eigenvector. A power iteration needs only products H d: J d, a tangent pushed
+forward through the network, then J^T (...), a gradient pulled back, both exact and without a step size. The reference
+code differences the divergence's gradient with a step xi = 1e-6 instead; in float32 that is mostly rounding, so it is
+an option here, not the default.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad, jvp, vjp
+from torch.func import grad
 
 from sntg.errors import UsageError
 from sntg.losses import consistency_kl
+from sntg.models import Linearised, differentiated
 
 Predict = Callable[[Tensor], Tensor]  # inputs -> logits, the same function (noise, masks) at every call
 
@@ -29,10 +30,12 @@ def adversarial_direction(
     event_dims: int = 1,
     power_iterations: int = 1,
     xi: float | None = None,
+    linearised: Linearised | None = None,
 ) -> Tensor:
     """The unit perturbation of each row of x that changes `predict` most, from a random start.
 
     event_dims: how many of x's last axes make up one input. xi: the reference's finite-difference step; None is exact.
+    linearised: `predict` to first order at x, from a network that knows it; else PyTorch differentiates `predict`.
 
     >>> A = torch.tensor([[3.0, 0.0], [0.0, 0.1]])
     >>> d = adversarial_direction(lambda x: x @ A, torch.zeros(1, 2), power_iterations=4)
@@ -41,10 +44,12 @@ def adversarial_direction(
     """
     if power_iterations < 0 or (xi is not None and not xi > 0):
         raise UsageError(f"power_iterations = {power_iterations} must not be negative, and xi = {xi} above 0 or None")
+    if linearised is None:
+        linearised = differentiated(predict, x)
     d = torch.randn(x.shape, dtype=x.dtype, device=x.device)
     for _ in range(power_iterations):
         d = unit(d, event_dims)
-        d = _hessian_product(predict, x, d) if xi is None else _difference_product(predict, x, d, xi)
+        d = _hessian_product(linearised, d) if xi is None else _difference_product(predict, x, d, xi)
     return unit(d, event_dims)
 
 
@@ -69,14 +74,12 @@ def unit(d: Tensor, event_dims: int = 1) -> Tensor:
 
 
 @torch.no_grad()
-def _hessian_product(predict: Predict, x: Tensor, d: Tensor) -> Tensor:
-    """J^T (diag(p) - p p^T) J d in one forward pass that carries the tangent J d, and one reverse pass."""
-    logits, transposed, tangent = vjp(lambda x: jvp(predict, (x,), (d,)), x, has_aux=True)  # type: ignore[misc]
+def _hessian_product(linearised: Linearised, d: Tensor) -> Tensor:
+    """J^T (diag(p) - p p^T) J d."""
+    logits, tangent, pull = linearised(d)
     p = F.softmax(logits, -1)
     v = p * tangent
-    product: Tensor
-    (product,) = transposed(v - p * v.sum(-1, keepdim=True))
-    return product
+    return pull(v - p * v.sum(-1, keepdim=True))
 
 
 @torch.no_grad()

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
-from sntg.models import fused, kernels
+from sntg.models import fused, grid
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
-SLOPE = 0.1
+SLOPE, EPS = 0.1, 1e-6
 CLEAR = 1e-5  # pre-activations nearer to zero than this may fall on either side of it in float32
 
 SMALL = [(1, 3, 32, 4, 4), (2, 3, 64, 6, 6), (2, 11, 32, 4, 8), (1, 5, 96, 2, 2)]  # 11 * 4 * 8: three uneven slices
@@ -31,10 +31,15 @@ REAL = [
     (2, 7, 96, 10, 6),
 ]
 needs_kernels = pytest.mark.skipif(
-    not (kernels.AVAILABLE and (INTERPRETED or torch.cuda.is_available())),
+    not (grid.AVAILABLE and (INTERPRETED or torch.cuda.is_available())),
     reason="needs Triton, and a GPU or TRITON_INTERPRET=1",
 )
 each_shape = pytest.mark.parametrize("shape", SMALL if INTERPRETED else REAL, ids=str)
+each_kind = pytest.mark.parametrize(
+    ("full", "pool"),
+    [(False, False), (False, True), (True, False), (True, True)],
+    ids=["mean-only", "mean-only pooled", "full", "full pooled"],
+)
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 
 
@@ -46,192 +51,303 @@ def is_channels_last(x):
     return x.permute(0, 1, 3, 4, 2).is_contiguous()
 
 
-def random_layer(shape, dtype=torch.float32, seed=0):
-    """y, b and a dropout mask of half the height and width. Means are far from zero, so that forgetting them shows."""
+def random_layer(shape, dtype=torch.float32, full=True, pool=False, seed=0):
+    """y, g, b and a dropout mask of half the height and width. Means are far from zero, so that forgetting them shows,
+    and g has both signs; g is None where the normalisation is mean-only, and the mask where nothing is pooled."""
     groups, n, C, H, W = shape
     generator = torch.Generator(DEVICE).manual_seed(seed)
-    y = torch.randn(shape, generator=generator, device=DEVICE)
-    y += 2 * torch.randn((groups, 1, C, 1, 1), generator=generator, device=DEVICE)
-    b = torch.randn((groups, C), generator=generator, device=DEVICE)
+    draw = lambda *shape: torch.randn(shape, generator=generator, device=DEVICE)  # noqa: E731
+    y = draw(*shape) * (0.2 + draw(groups, 1, C, 1, 1).abs()) + 2 * draw(groups, 1, C, 1, 1)
+    g, b = draw(groups, C).requires_grad_(), draw(groups, C).requires_grad_()
     mask = 2 * torch.randint(2, (groups, n, C, H // 2, W // 2), generator=generator, device=DEVICE)
-    return channels_last(y.to(dtype)).requires_grad_(), b.requires_grad_(), channels_last(mask.to(dtype))
+    y, mask = channels_last(y.to(dtype)).requires_grad_(), channels_last(mask.to(dtype))
+    return y, g if full else None, b, mask if pool else None
 
 
-def reference(y, b, mask=None):
-    """(the layer, its mean, the pre-activation), in the precision of y."""
+def reference(y, g, b, mask=None):
+    """(the layer, its mean and variance, the pre-activation), in the precision of y."""
     mean = y.mean((1, 3, 4), keepdim=True)
-    z = y - mean + b[:, None, :, None, None]
+    variance = (y - mean).square().mean((1, 3, 4), keepdim=True)
+    z = y - mean
+    if g is not None:
+        z = z * g[:, None, :, None, None] / (variance + EPS).sqrt()
+    z = z + b[:, None, :, None, None]
     a = F.leaky_relu(z, SLOPE)
     if mask is not None:
         a = F.max_pool2d(a.flatten(0, 1), 2).unflatten(0, y.shape[:2]) * mask
-    return a, mean[:, 0, :, 0, 0], z
+    return a, (mean[:, 0, :, 0, 0], variance[:, 0, :, 0, 0]), z
 
 
-def layer(y, b, mask=None):
-    return fused.centred_leaky(y, b, SLOPE) if mask is None else fused.centred_leaky_pooled(y, b, mask, SLOPE)
+def layer(y, g, b, mask=None):
+    if mask is None:
+        return fused.normalised_leaky(y, g, b, SLOPE, EPS)
+    return fused.normalised_leaky_pooled(y, g, b, mask, SLOPE, EPS)
 
 
-def gradients(a, y, b, seed=1):
+def some(parameters):
+    return [p for p in parameters if p is not None]
+
+
+def cotangent(a, dtype, seed=1):
     da = torch.randn(a.shape, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE)
-    return torch.autograd.grad(a, (y, b), channels_last(da.to(y.dtype).to(a.dtype)))
+    return channels_last(da.to(dtype))
 
 
-def compare(y, b, mask=None):
-    """Values, mean and gradients are those of the reference in float64, up to the rounding of y's dtype."""
-    a, mean = layer(y, b, mask)
-    dy, db = gradients(a, y, b)
-    exact_y, exact_b = y.detach().double().requires_grad_(), b.detach().double().requires_grad_()
-    exact, exact_mean, z = reference(exact_y, exact_b, None if mask is None else mask.double())
-    da = torch.randn(a.shape, generator=torch.Generator(DEVICE).manual_seed(1), device=DEVICE).to(y.dtype)
-    exact_dy, exact_db = torch.autograd.grad(exact, (exact_y, exact_b), da.double())
+def gradients(a, y, g, b, seed=1):
+    return torch.autograd.grad(a, some((y, g, b)), cotangent(a, y.dtype, seed).to(a.dtype))
 
-    assert (a.dtype, dy.dtype, mean.dtype, db.dtype) == (y.dtype, y.dtype, torch.float32, torch.float32)
-    rounding = {"rtol": 1.01 * torch.finfo(y.dtype).eps, "atol": 1e-5}  # of a whole unit: the interpreter truncates
-    summing = {"rtol": 1e-4, "atol": 1e-4 * (y[0].numel() / y.shape[2]) ** 0.5}
-    torch.testing.assert_close(a.double(), exact, **rounding)
-    torch.testing.assert_close(mean.double(), exact_mean, rtol=1e-5, atol=1e-5)
-    clear = z.abs() > CLEAR
-    torch.testing.assert_close(dy.double()[clear], exact_dy[clear], **rounding)
-    torch.testing.assert_close(db.double(), exact_db, **summing)
+
+def exactly(y, g, b, mask):
+    """The same in float64."""
+    y, g, b = (None if t is None else t.detach().double().requires_grad_() for t in (y, g, b))
+    return y, g, b, None if mask is None else mask.double()
+
+
+def compare(y, g, b, mask=None):
+    """Values, statistics, gradients and tangents are those of the reference in float64, up to y's rounding."""
+    done = layer(y, g, b, mask)
+    dy, *d_parameters = gradients(done.output, y, g, b)
+    exact = exactly(y, g, b, mask)
+    a, statistics, z = reference(*exact)
+    da = cotangent(done.output, y.dtype).double()
+    exact_dy, *exact_d_parameters = torch.autograd.grad(a, some(exact[:3]), da)
+
+    assert {done.output.dtype, dy.dtype} == {y.dtype}
+    assert {t.dtype for t in (done.channels, *d_parameters)} == {torch.float32}
+    size = float(exact_dy.detach().abs().max())
+    rounding = 1.01 * torch.finfo(y.dtype).eps  # of a whole unit: the interpreter truncates
+    torch.testing.assert_close(done.output.double(), a, rtol=rounding, atol=2e-5)
+    for found, expected in zip(done.channels[: 1 if g is None else 2], statistics, strict=False):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    clear = (z.abs() > CLEAR) & not_tied(z, mask)
+    torch.testing.assert_close(dy.double()[clear], exact_dy[clear], rtol=rounding, atol=1e-5 * (1 + size))
+    for found, expected in zip(d_parameters, exact_d_parameters, strict=True):
+        rows = (y[0].numel() / y.shape[2]) ** 0.5
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4 * rows)
+
+
+def not_tied(z, mask):
+    """Where float32 and float64 see the same winner: everywhere if nothing is pooled."""
+    if mask is None:
+        return torch.ones_like(z, dtype=torch.bool)
+    windows = z.detach().unfold(-2, 2, 2).unfold(-2, 2, 2).flatten(-2)
+    first, second = windows.topk(2, -1).values.unbind(-1)
+    clear = (first - second > CLEAR) | (first == second)
+    return clear.repeat_interleave(2, -1).repeat_interleave(2, -2)
 
 
 @needs_kernels
+@each_kind
 @each_dtype
 @each_shape
-def test_values_and_gradients_are_those_of_float64(shape, dtype):
-    y, b, _ = random_layer(shape, dtype)
-    compare(y, b)
+def test_values_and_gradients_are_those_of_float64(shape, dtype, full, pool):
+    compare(*random_layer(shape, dtype, full, pool))
 
 
 @needs_kernels
+@each_kind
 @each_dtype
 @each_shape
-def test_pooled_values_and_gradients_are_those_of_float64(shape, dtype):
-    compare(*random_layer(shape, dtype))
+def test_tangents_are_those_of_float64_and_what_is_pulled_back_is_the_gradient(shape, dtype, full, pool):
+    y, g, b, mask = random_layer(shape, dtype, full, pool)
+    done = layer(y, g, b, mask)
+    t = cotangent(y, dtype, seed=2)
+    exact_y, *rest = exactly(y, g, b, mask)
+    _, expected = torch.func.jvp(lambda y: reference(y, *rest)[0], (exact_y.detach(),), (t.double(),))
+    z = reference(exact_y, *rest)[2]
+    clear = (z.abs() > CLEAR) & not_tied(z, mask)
+    if pool:
+        clear = clear.unfold(-2, 2, 2).unfold(-2, 2, 2).flatten(-2).all(-1)
+    found = done.linear.push(t)
+    assert found.dtype == dtype
+    assert is_channels_last(found)
+    size = 1 + float(expected.abs().max())
+    rounding = 1.01 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double()[clear], expected[clear], rtol=rounding, atol=1e-5 * size)
+    u = cotangent(done.output, dtype)
+    assert torch.equal(done.linear.pull(u), gradients(done.output, y, g, b)[0])
 
 
 @needs_kernels
-def test_the_gradient_at_zero_is_the_slopes():
-    y = channels_last(torch.full((1, 2, 32, 4, 4), 3.0, device=DEVICE)).requires_grad_()
-    b = torch.zeros(1, 32, device=DEVICE, requires_grad=True)
-    da = torch.arange(y.numel(), device=DEVICE).reshape(y.shape).float()
-    a, _ = fused.centred_leaky(y, b, SLOPE)
-    dy, db = torch.autograd.grad(a, (y, b), da)
-    assert (a == 0).all()
-    torch.testing.assert_close(db, SLOPE * da.sum((1, 3, 4)))
-    torch.testing.assert_close(dy, SLOPE * (da - da.mean((1, 3, 4), keepdim=True)))
-    pooled, _ = fused.centred_leaky_pooled(y, b, torch.ones_like(da[..., ::2, ::2]), SLOPE)
-    (db,) = torch.autograd.grad(pooled, b, da[..., ::2, ::2])
-    torch.testing.assert_close(db, SLOPE * da[..., ::2, ::2].sum((1, 3, 4)))
+@each_kind
+def test_pull_is_the_transpose_of_push(full, pool):
+    y, g, b, mask = random_layer((2, 3, 64, 6, 6), torch.float32, full, pool)
+    done = layer(y, g, b, mask)
+    t, u = cotangent(y, y.dtype, seed=2), cotangent(done.output, y.dtype, seed=3)
+    there, back = (u.double() * done.linear.push(t)).sum((1, 3, 4)), (done.linear.pull(u).double() * t).sum((1, 3, 4))
+    torch.testing.assert_close(there, back, rtol=1e-4, atol=1e-4 * float(there.detach().abs().max()))
 
 
 @needs_kernels
-@each_dtype
-def test_the_first_of_equal_pixels_wins(dtype):
-    y, b, mask = random_layer((2, 4, 32, 8, 8), dtype)
-    y = channels_last(y.detach().round().clamp(0, 1)).requires_grad_()  # of two values: ties in almost every window
-    compare(y, b, mask)
+@pytest.mark.parametrize(("dtype", "far"), [(torch.bfloat16, 64.0), (torch.float16, 500.0), (torch.float32, 3000.0)])
+@pytest.mark.parametrize("pool", [False, True])
+def test_a_channel_that_varies_little_far_from_zero_keeps_its_variance(dtype, far, pool):
+    """Its mean square and its squared mean agree in all the digits of float32."""
+    y, g, b, mask = random_layer(SMALL[2], dtype, True, pool)
+    y = channels_last((far + y.detach()).to(dtype)).requires_grad_()
+    _, (mean, variance), _ = reference(*exactly(y, g, b, mask))
+    assert float((variance / mean.square()).min()) < 1e-3
+    channels = layer(y, g, b, mask).channels
+    torch.testing.assert_close(channels[0].double(), mean, rtol=1e-6, atol=0)
+    torch.testing.assert_close(channels[1].double(), variance, rtol=1e-4, atol=0)
+
+
+@needs_kernels
+def test_a_first_row_unlike_the_others_does_not_cost_the_variance():
+    """The sums are shifted by it."""
+    y, g, b, _ = random_layer(SMALL[2])
+    y = y.detach()
+    y[:, 0, :, 0, 0] = 1000.0
+    variance = reference(*exactly(y, g, b, None))[1][1]
+    torch.testing.assert_close(layer(y, g, b).channels[1].double(), variance, rtol=1e-3, atol=0)
 
 
 @needs_kernels
 @pytest.mark.parametrize("pool", [False, True])
-def test_groups_do_not_mix(pool):
-    y, b, mask = random_layer((3, 5, 32, 4, 4))
-    mask = mask if pool else None
-    a, mean = layer(y, b, mask)
-    dy, db = gradients(a, y, b)
+def test_the_gradient_at_zero_is_the_slopes(pool):
+    y, g, b, mask = random_layer((1, 2, 32, 4, 4), full=False, pool=pool)
+    y = channels_last(torch.full_like(y, 3.0)).requires_grad_()
+    b = torch.zeros_like(b, requires_grad=True)
+    done = layer(y, g, b, mask)
+    assert (done.output == 0).all()
+    da = cotangent(done.output, y.dtype)
+    _, db = torch.autograd.grad(done.output, (y, b), da)
+    torch.testing.assert_close(db, SLOPE * (da * mask if pool else da).sum((1, 3, 4)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("pool", [False, True])
+def test_a_channel_that_does_not_vary_gives_its_bias(pool):
+    """Its deviation is what the small constant leaves: a thousandth, so that 3 is rounded at 3000."""
+    y, g, b, mask = random_layer((1, 2, 32, 4, 4), pool=pool)
+    y = channels_last(torch.full_like(y, 3.0)).requires_grad_()
+    done = layer(y, g, b, mask)
+    expected = F.leaky_relu(b, SLOPE)[:, None, :, None, None] * (mask if pool else torch.ones_like(y))
+    torch.testing.assert_close(done.output, expected, rtol=0, atol=2e-3)
+    for result in (*gradients(done.output, y, g, b), done.linear.push(cotangent(y, y.dtype))):
+        assert torch.isfinite(result).all()
+
+
+@needs_kernels
+@each_dtype
+@pytest.mark.parametrize("full", [False, True])
+def test_the_first_of_equal_pixels_wins(full, dtype):
+    y, g, b, mask = random_layer((2, 4, 32, 8, 8), dtype, full, pool=True)
+    above = y.detach() > y.detach().mean((1, 3, 4), keepdim=True)
+    y = channels_last(above.to(dtype)).requires_grad_()  # of two values: ties in almost every window
+    compare(y, g, b, mask)
+
+
+@needs_kernels
+@each_kind
+def test_groups_do_not_mix(full, pool):
+    y, g, b, mask = random_layer((3, 5, 32, 4, 4), torch.float32, full, pool)
     changed = y.detach().clone()
-    changed[1] = 7.0
-    changed.requires_grad_()
-    other_a, other_mean = layer(changed, b, mask)
-    other_dy, other_db = gradients(other_a, changed, b)
-    for before, after in ((a, other_a), (mean, other_mean), (dy, other_dy), (db, other_db)):
+    changed[1] = changed[1].square() + 7.0
+    results = []
+    for images in (y, channels_last(changed).requires_grad_()):
+        done = layer(images, g, b, mask)
+        pushed = done.linear.push(torch.ones_like(images) + b[:, None, :, None, None].detach())
+        statistics = done.channels[0]
+        results.append((done.output, statistics, pushed, *gradients(done.output, images, g, b)))
+    for before, after in zip(*results, strict=True):
         assert torch.equal(before[0], after[0])
-        assert not torch.equal(before[1], after[1])
         assert torch.equal(before[2], after[2])
+    assert not torch.equal(results[0][0][1], results[1][0][1])
 
 
 @needs_kernels
-@pytest.mark.parametrize("pool", [False, True])
-def test_results_are_channels_last_whatever_comes_in(pool):
-    y, b, mask = random_layer((2, 3, 32, 4, 6))
-    a, _ = layer(y, b, mask if pool else None)
-    rows = y.detach().contiguous().requires_grad_()
-    b_columns = b.detach().T.contiguous().T.requires_grad_()
-    again, _ = layer(rows, b_columns, mask.contiguous() if pool else None)
-    assert is_channels_last(a)
+@each_kind
+def test_results_are_channels_last_whatever_comes_in(full, pool):
+    y, g, b, mask = random_layer((2, 3, 32, 4, 6), torch.float32, full, pool)
+    by_rows = y.detach().contiguous().requires_grad_()
+    columns = lambda p: None if p is None else p.detach().T.contiguous().T.requires_grad_()  # noqa: E731
+    results = []
+    for inputs in ((y, g, b, mask), (by_rows, columns(g), columns(b), None if mask is None else mask.contiguous())):
+        done = layer(*inputs)
+        da, t = torch.ones_like(done.output).cumsum(-1), torch.ones_like(y).cumsum(-1)
+        pushed = done.linear.push(t if inputs[0] is y else t.contiguous())
+        dy, *rest = torch.autograd.grad(done.output, some(inputs[:3]), da if inputs[0] is y else da.contiguous())
+        assert all(is_channels_last(images) for images in (done.output, pushed, dy))
+        results.append((done.output, pushed, dy, *rest))
+    assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+@needs_kernels
+@pytest.mark.parametrize("full", [False, True])
+def test_parameters_shared_by_the_groups_get_the_sum_of_their_gradients(full):
+    y, g, b, _ = random_layer((2, 3, 32, 4, 4), full=full)
+    shared = [None if p is None else p.detach()[0].clone().requires_grad_() for p in (g, b)]
+    own = [None if p is None else p.detach().expand(2, -1).clone().requires_grad_() for p in shared]
+    a, again = layer(y, *own).output, layer(y, *(None if p is None else p.expand(2, -1) for p in shared)).output
     assert torch.equal(a, again)
-    da = torch.randn(a.shape, device=DEVICE)
-    expected = torch.autograd.grad(a, (y, b), channels_last(da))
-    found = torch.autograd.grad(again, (rows, b_columns), da)
-    assert is_channels_last(expected[0])
-    assert all(torch.equal(x, y) for x, y in zip(expected, found, strict=True))
+    for found, expected in zip(gradients(again, y, *shared)[1:], gradients(a, y, *own)[1:], strict=True):
+        torch.testing.assert_close(found, expected.sum(0))
 
 
 @needs_kernels
-def test_a_bias_shared_by_the_groups_gets_the_sum_of_their_gradients():
-    y, b, _ = random_layer((2, 3, 32, 4, 4))
-    own = b.detach()[:1].expand(2, -1).clone().requires_grad_()
-    shared = b.detach()[0].clone().requires_grad_()
-    a, _ = fused.centred_leaky(y, own, SLOPE)
-    again, _ = fused.centred_leaky(y, shared.expand(2, -1), SLOPE)
-    assert torch.equal(a, again)
-    torch.testing.assert_close(gradients(again, y, shared)[1], gradients(a, y, own)[1].sum(0))
+@each_kind
+def test_no_gradient_flows_through_the_statistics(full, pool):
+    done = layer(*random_layer((1, 3, 32, 4, 4), torch.float32, full, pool))
+    assert done.output.requires_grad
+    assert not done.channels.requires_grad
 
 
 @needs_kernels
-@pytest.mark.parametrize("pool", [False, True])
-def test_no_gradient_flows_through_the_mean(pool):
-    y, b, mask = random_layer((1, 3, 32, 4, 4))
-    a, mean = layer(y, b, mask if pool else None)
-    assert a.requires_grad
-    assert not mean.requires_grad
-
-
-@needs_kernels
-@pytest.mark.parametrize("pool", [False, True])
-def test_the_bits_repeat(pool):
-    y, b, mask = random_layer(SMALL[2] if INTERPRETED else REAL[0], torch.bfloat16)
+@each_kind
+def test_the_bits_repeat(full, pool):
+    y, g, b, mask = random_layer(SMALL[2] if INTERPRETED else REAL[0], torch.bfloat16, full, pool)
     passes = []
     for _ in range(2):
-        a, mean = layer(y, b, mask if pool else None)
-        passes.append((a, mean, *gradients(a, y, b)))
+        done = layer(y, g, b, mask)
+        pushed = done.linear.push(cotangent(y, y.dtype))
+        passes.append((done.output, done.channels, pushed, *gradients(done.output, y, g, b)))
     assert all(torch.equal(x, y) for x, y in zip(*passes, strict=True))
 
 
 @needs_kernels
+@pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("backend", ["aot_eager"] if INTERPRETED else ["aot_eager", "inductor"])
-def test_a_compiled_network_does_what_the_network_does(backend):
-    """Two groups of images through convolution, layer, convolution, pooled layer, forward and backward."""
-    _, b, mask = random_layer((2, 3, 32, 6, 6))
+def test_a_compiled_network_does_what_the_network_does(backend, full):
+    """Two groups of images through convolution, layer, convolution, pooled layer: forward, tangents and backward."""
+    _, g, b, mask = random_layer((2, 3, 32, 6, 6), torch.float32, full, pool=True)
     images = torch.randn(6, 32, 6, 6, device=DEVICE).to(memory_format=torch.channels_last).requires_grad_()
     weight = (torch.randn(32, 32, 3, 3, device=DEVICE) / 17).to(memory_format=torch.channels_last).requires_grad_()
 
+    def convolution(x):
+        return F.conv2d(x.flatten(0, -4), weight, padding=1).unflatten(0, (2, 3))
+
     def network(x):
-        y = F.conv2d(x, weight, padding=1).unflatten(0, (2, 3))
-        a, first = fused.centred_leaky(y, b, SLOPE)
-        y = F.conv2d(a.flatten(0, 1), weight, padding=1).unflatten(0, (2, 3))
-        p, second = fused.centred_leaky_pooled(y, b, mask, SLOPE)
-        return p.square().sum(), first, second
+        first = layer(convolution(x), g, b)
+        second = layer(convolution(first.output), g, b, mask)
+        with torch.no_grad():
+            tangent = second.linear.push(convolution(first.linear.push(convolution(x))))
+            pulled = second.linear.pull(tangent)
+        return second.output.square().sum(), first.channels, second.channels, tangent, pulled
 
     def passes(function):
-        loss, first, second = function(images)
-        return loss, first, second, *torch.autograd.grad(loss, (images, weight, b))
+        loss, *rest = function(images)
+        return loss, *rest, *torch.autograd.grad(loss, some((images, weight, g, b)))
 
     found = passes(torch.compile(network, backend=backend, fullgraph=True))
     torch.testing.assert_close(found, passes(network), rtol=1e-3, atol=1e-3)
 
 
 @needs_kernels
-def test_the_operators_keep_pytorchs_rules():
+@pytest.mark.parametrize("full", [False, True])
+def test_the_operators_keep_pytorchs_rules(full):
     """Their fakes have the shapes and strides of the results, and gradients are the same traced and not."""
-    y, b, mask = random_layer((2, 2, 32, 4, 4))
-    a, _ = fused.centred_leaky(y, b, SLOPE)
-    p, _, code = torch.ops.sntg.centred_leaky_pooled(y, b, mask, SLOPE)
-    torch.library.opcheck(fused.leaky, (y, b, SLOPE))
-    torch.library.opcheck(fused.pooled, (y, b, mask, SLOPE))
-    torch.library.opcheck(fused.leaky_backward, (a.detach(), a.detach(), SLOPE))
-    torch.library.opcheck(fused.pooled_backward, (p.detach(), mask, code, SLOPE))
+    y, g, b, mask = random_layer((2, 2, 32, 4, 4), torch.float32, full, pool=True)
+    with torch.no_grad():
+        a, channels = torch.ops.sntg.normalised_leaky(y, g, b, SLOPE, EPS)
+        p, _, code = torch.ops.sntg.normalised_leaky_pooled(y, g, b, mask, SLOPE, EPS)
+    torch.library.opcheck(fused.leaky, (y, g, b, SLOPE, EPS))
+    torch.library.opcheck(fused.pooled, (y, g, b, mask, SLOPE, EPS))
+    seen, kept = y.detach() if full else a, y.detach() if full else None
+    for push in (False, True):
+        torch.library.opcheck(fused.linear, (a, seen, channels, SLOPE, push))
+    torch.library.opcheck(fused.pooled_push, (a, kept, mask, code, channels, SLOPE))
+    torch.library.opcheck(fused.pooled_pull, (p, kept, mask, code, channels, SLOPE))
 
 
 @needs_kernels
@@ -242,10 +358,10 @@ def test_offsets_beyond_32_bits():
         pytest.skip("needs 32 GiB on the GPU")
     y = torch.empty(1, 2200, 32, 32, 1024, dtype=torch.bfloat16, device=DEVICE).normal_().permute(0, 1, 4, 2, 3)
     b = torch.zeros(1, 1024, device=DEVICE)
-    a, mean = fused.centred_leaky(y, b, SLOPE)
-    last = F.leaky_relu(y[:, -1].float() - mean[..., None, None], SLOPE)
+    a, channels, _ = layer(y, None, b)
+    last = F.leaky_relu(y[:, -1].float() - channels[0][..., None, None], SLOPE)
     torch.testing.assert_close(a[:, -1].float(), last, rtol=1e-2, atol=1e-2)
-    p, _ = fused.centred_leaky_pooled(y, b, torch.ones_like(a[..., :16, :16]), SLOPE)
+    p, *_ = layer(y, None, b, torch.ones_like(a[..., :16, :16]))
     torch.testing.assert_close(p[:, -1].float(), F.max_pool2d(last, 2), rtol=1e-2, atol=1e-2)
 
 
@@ -267,7 +383,7 @@ def test_images_elsewhere_than_on_a_gpu_are_not_fused():
 def test_which_images_on_a_gpu_are_fused(dtype, channels, fits):
     with FakeTensorMode():
         x = torch.empty(2, 3, 32, 4, 4, dtype=dtype, device="cuda")
-        assert fused.can_fuse(x, channels) == (fits and kernels.AVAILABLE)
+        assert fused.can_fuse(x, channels) == (fits and grid.AVAILABLE)
 
 
 @pytest.mark.parametrize("reads", [1, 2, 4])

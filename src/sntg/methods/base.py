@@ -73,7 +73,6 @@ class Method:
     line: str  # what it is, in one line, for `sntg methods`
     terms: tuple[str, ...] = ("supervised", "consistency")  # the names of its loss terms
     separate_labelled = False  # whether it wants labelled rows in a batch of their own
-    carries_tangents = False  # whether it differentiates the network forward, which kernels of our own cannot do
 
     def __init__(self, setup: Setup) -> None:
         self.model = setup.model

@@ -5,19 +5,20 @@ loss LDS. The unlabelled passes of a step share noise and dropout masks, so that
 running means follow the labelled pass alone. The teacher is the clean pass.
 """
 
+import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from sntg.adversarial import adversarial_direction, lds
 from sntg.losses import cross_entropy
 from sntg.methods.base import Batch, Method, Passes, Setup
-from sntg.models import frozen_statistics, shared_noise
+from sntg.models import frozen_statistics, shared_noise, without_kernels
 
 
 class VAT(Method):
     name = "vat"
     line = "virtual adversarial training: no change along the worst direction"
     separate_labelled = True
-    carries_tangents = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -29,9 +30,14 @@ class VAT(Method):
         assert batch.labelled is not None
         supervised = cross_entropy(self.model(self.view(batch.labelled.x)).logits, batch.labelled.labels)
         x, events = self.view(batch.x), self.model.event_dims
+        x = x.to(torch.promote_types(x.dtype, torch.float32))  # where p is certain, r before scaling is below 16 bits
         with shared_noise(self.model), frozen_statistics(self.model):
-            clean = self.model(x)
-            direction = adversarial_direction(lambda x: self.model(x).logits, x, events, self.power_iterations, self.xi)
-            smoothness = lds(lambda x: self.model(x).logits, x, self.epsilon * direction, clean.logits)
+            clean, linearised = self.model.linearised(x)
+            with without_kernels(self.model):
+                direction = adversarial_direction(self.logits, x, events, self.power_iterations, self.xi, linearised)
+            smoothness = lds(self.logits, x, self.epsilon * direction, clean.logits)
         terms = {"supervised": supervised, "consistency": smoothness}
         return Passes(clean, F.softmax(clean.logits.detach(), -1), terms)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.model(x).logits

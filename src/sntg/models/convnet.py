@@ -5,13 +5,14 @@ pooling to the features h(x), and one dense layer.
 """
 
 from itertools import zip_longest
+from math import prod
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from sntg.errors import UsageError, unknown
-from sntg.models.classifier import Classifier
+from sntg.models.classifier import Classifier, Output
 from sntg.models.layers import (
     AffineDense,
     BatchNormConv,
@@ -21,6 +22,7 @@ from sntg.models.layers import (
     Dense,
     DenseMap,
 )
+from sntg.models.linearised import Linearised, LinearMap, after, differentiated, rescaled
 from sntg.models.noise import Dropout, GaussianNoise
 
 Block = tuple[tuple[int, int, str], ...]  # of (outputs, kernel size, padding)
@@ -75,15 +77,41 @@ class ConvNet(Classifier):
         self.dropouts = nn.ModuleList(Dropout(dropout) for _ in self.BLOCKS[1:])
         self.output = dense(classes, channels)
 
-    def h(self, x: Tensor) -> Tensor:
+    def h(self, x: Tensor, trace: list[LinearMap] | None = None) -> Tensor:
+        """The features; a `trace` is left what the layers do to tangents and gradients, where they know it."""
         x = self.noise(x)
         for block, dropout in zip_longest(self.blocks, self.dropouts):
             *inner, last = (layer for layer in block.children() if isinstance(layer, ConvMap))
             for layer in inner:
-                x = layer.activated(x)
-            x = last.pooled(x, dropout) if isinstance(dropout, Dropout) else last.activated(x)
-        return x.mean((-2, -1), dtype=torch.promote_types(x.dtype, torch.float32))
+                x = layer.activated(x, trace)
+            x = last.pooled(x, dropout, trace) if isinstance(dropout, Dropout) else last.activated(x, trace)
+        if trace is not None:
+            trace.append(_mean_map(x))
+        return _mean(x)
 
     def g(self, features: Tensor) -> Tensor:
         logits: Tensor = self.output(features)
         return logits
+
+    def linearised(self, x: Tensor) -> tuple[Output, Linearised | None]:
+        """The noise is added, so it leaves the derivative alone; the output layer is small enough to leave to PyTorch.
+
+        None for a stack of several runs, and where a layer has no kernels.
+        """
+        trace: list[LinearMap] = []
+        features = self.h(x, trace)
+        output = Output(self.g(features), features)
+        if prod(self.runs) > 1 or len(trace) < 1 + sum(map(len, self.BLOCKS)):
+            return output, None
+        return output, rescaled(after(trace, differentiated(self.g, features.detach())))
+
+
+def _mean(x: Tensor) -> Tensor:
+    """Over all places, in float32 or finer."""
+    return x.mean((-2, -1), dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def _mean_map(x: Tensor) -> LinearMap:
+    """`_mean`, of images like x, and its transpose."""
+    shape, dtype = x.shape, x.dtype
+    return LinearMap(_mean, lambda v: (v / shape[-2:].numel())[..., None, None].expand(shape).to(dtype))

@@ -1,13 +1,16 @@
-"""What follows a convolution in training, fused for the GPU: minus batch mean, plus bias, leaky ReLU, pooling, dropout.
+"""What follows a convolution in training, fused for the GPU: batch normalisation, leaky ReLU, pooling, dropout.
 
 Each of these steps is a few operations a number, so it costs what reading and writing the image costs, and done one by
-one they cost half as much as the convolutions. Here each is done in registers between one read and one write. The mean
-takes a read of its own, before; so a pass is two kernels forward and two backward. The kernels are in `kernels.py`.
+one they cost half as much as the convolutions. Here each is done in registers between one read and one write. The
+batch's statistics take a read of their own, before; so a pass is two kernels forward and two backward. The kernels are
+in `kernels.py`.
 
-The functions are custom operators of PyTorch: `torch.compile` keeps each as it is and differentiates through it.
+The functions are custom operators of PyTorch: `torch.compile` keeps each as it is and differentiates through it. What
+PyTorch cannot do with such operators is carry a tangent through them, or differentiate their gradients. So a function
+also returns its derivative as a linear map, made of operators that nobody differentiates: VAT asks for it.
 
-Image tensors are (groups, n, C, H, W) in channels-last memory; a group is one view of one batch, with a mean of its
-own. A gradient of a gradient is not defined.
+Image tensors are (groups, n, C, H, W) in channels-last memory; a group is one view of one batch, with statistics of its
+own. g and b are (groups, C) in float32; without g the normalisation is mean-only.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sntg.models import kernels
+from sntg.models import grid, kernels
+from sntg.models.linearised import LinearMap
 
 NARROWEST = 32  # channels in a block; C must be a multiple
 
@@ -29,22 +33,39 @@ MOST_SLICES = 128  # of the rows of a group, for the same reason
 
 def can_fuse(x: Tensor, channels: int) -> bool:
     """Whether the functions here apply to the output, with that many channels, of a convolution of x."""
-    return kernels.AVAILABLE and x.is_cuda and x.dtype != torch.float64 and channels % NARROWEST == 0
+    return grid.AVAILABLE and x.is_cuda and x.dtype != torch.float64 and channels % NARROWEST == 0
 
 
-def centred_leaky(y: Tensor, b: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    """leaky_relu(y - mean + b) and mean, the batch mean; b and mean are (groups, C) in float32.
+class Fused(NamedTuple):
+    """What the functions return; all but `output` is without gradient."""
 
-    The result has y's shape, dtype and layout. The mean is for running statistics: no gradient flows through it.
-    """
-    a, mean = torch.ops.sntg.centred_leaky(y, b, slope)
-    return a, mean
+    output: Tensor  # of y's dtype, channels-last
+    channels: Tensor  # (kinds, groups, C) in float32: the batch's mean; with g also its variance, and more
+    linear: LinearMap  # the derivative in y
 
 
-def centred_leaky_pooled(y: Tensor, b: Tensor, mask: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    """max_pool2d(leaky_relu(y - mean + b), 2) * mask and mean, for even H and W; the mask gets no gradient."""
-    pooled, mean, _ = torch.ops.sntg.centred_leaky_pooled(y, b, mask, slope)
-    return pooled, mean
+def normalised_leaky(y: Tensor, g: Tensor | None, b: Tensor, slope: float, eps: float) -> Fused:
+    """leaky_relu((y - mean) * g / sqrt(variance + eps) + b), or leaky_relu(y - mean + b) without g."""
+    a, channels = torch.ops.sntg.normalised_leaky(y, g, b, slope, eps)
+    seen = a if g is None else y
+
+    def linear(t: Tensor, push: bool) -> Tensor:
+        result: Tensor = torch.ops.sntg.leaky_linear(t, seen, channels, slope, push)[0]
+        return result
+
+    return Fused(a, channels, LinearMap(lambda t: linear(t, True), lambda u: linear(u, False)))
+
+
+def normalised_leaky_pooled(y: Tensor, g: Tensor | None, b: Tensor, mask: Tensor, slope: float, eps: float) -> Fused:
+    """max_pool2d(normalised_leaky, 2) * mask, for even H and W; the mask gets no gradient."""
+    pooled, channels, code = torch.ops.sntg.normalised_leaky_pooled(y, g, b, mask, slope, eps)
+    passed = (None if g is None else y, mask, code, channels, slope)
+
+    def pull(u: Tensor) -> Tensor:
+        dy: Tensor = torch.ops.sntg.pooled_pull(u, *passed)[0]
+        return dy
+
+    return Fused(pooled, channels, LinearMap(lambda t: torch.ops.sntg.pooled_push(t, *passed), pull))
 
 
 class Launch(NamedTuple):
@@ -75,19 +96,19 @@ class Launch(NamedTuple):
         }
         return cls((across, ceil_div(rows, slice_rows), groups), sizes)
 
-    def sums(self, kernel: Any, x: Tensor, *more: Tensor | float) -> Tensor:
-        """The partial sums, (groups, slices, C), that a `*_sums` kernel leaves."""
+    def sums(self, kernel: Any, kinds: int, x: Tensor, *more: Any, **constants: Any) -> Tensor:
+        """What a kernel finds in each slice, (kinds, groups, slices, C)."""
         _, slices, groups = self.grid
-        partial = torch.empty((groups, slices, self.sizes["C"]), dtype=torch.float32, device=x.device)
-        self.run(kernel, partial, x, *more)
+        partial = torch.empty((kinds, groups, slices, self.sizes["C"]), dtype=torch.float32, device=x.device)
+        self.run(kernel, partial, x, *more, **constants)
         return partial
 
-    def finish(self, kernel: Any, partial: Tensor, *more: Tensor | float, **constants: int) -> None:
-        """Runs the kernel that begins with adding up the partial sums."""
-        slices = partial.shape[1]
+    def finish(self, kernel: Any, partial: Tensor, *more: Any, **constants: Any) -> None:
+        """Runs the kernel that begins with putting the slices together."""
+        slices = partial.shape[2]
         self.run(kernel, partial, *more, SLICES=slices, SLICES_P2=power_of_two(slices), **constants)
 
-    def run(self, kernel: Any, partial: Tensor, *more: Tensor | float, **constants: int) -> None:
+    def run(self, kernel: Any, partial: Tensor, *more: Any, **constants: Any) -> None:
         # Triton launches on the current device, PyTorch's own operators on their tensors'.
         with torch.cuda.device_of(partial):  # type: ignore[no-untyped-call]
             kernel[self.grid](partial, *more, **self.sizes, **constants)
@@ -117,107 +138,159 @@ def new_images(like: Tensor, H: int, W: int, dtype: torch.dtype) -> Tensor:
     return torch.empty((groups, n, H, W, C), dtype=dtype, device=like.device).permute(0, 1, 4, 2, 3)
 
 
-def new_channels(like: Tensor) -> Tensor:
-    """One float32 for each group and channel of the images."""
-    return torch.empty((like.shape[0], like.shape[2]), dtype=torch.float32, device=like.device)
+def new_channels(like: Tensor, kinds: int) -> Tensor:
+    """So many float32 for each group and channel of the images."""
+    return torch.empty((kinds, like.shape[0], like.shape[2]), dtype=torch.float32, device=like.device)
+
+
+def strides(g: Tensor | None, b: Tensor) -> tuple[int, ...]:
+    return (*((0, 0) if g is None else g.stride()), *b.stride())
 
 
 # The operators. Each has a function that makes its results, still empty: the operator fills them, and for a compiler,
 # which asks for shapes and strides only, they are the answer.
 
-
-def new_leaky(y: Tensor, b: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    return new_images(y, y.shape[3], y.shape[4], y.dtype), new_channels(y)
+KEPT = {False: 1, True: 5}  # kinds of `channels`, by whether the normalisation is a full one
 
 
-@torch.library.custom_op("sntg::centred_leaky", mutates_args=())
-def leaky(y: Tensor, b: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    a, mean = new_leaky(y, b, slope)
-    y = matrix(y)
-    launch = Launch.over(y, reads=1)
-    partial = launch.sums(kernels.row_sums, y)
-    launch.finish(kernels.centred_leaky, partial, y, b, a, mean, *b.stride(), slope)
-    return a, mean
+def new_leaky(y: Tensor, g: Tensor | None, b: Tensor, slope: float, eps: float) -> tuple[Tensor, Tensor]:
+    return new_images(y, y.shape[3], y.shape[4], y.dtype), new_channels(y, KEPT[g is not None])
 
 
-def new_leaky_backward(da: Tensor, a: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    return new_images(a, a.shape[3], a.shape[4], a.dtype), new_channels(a)
+@torch.library.custom_op("sntg::normalised_leaky", mutates_args=())
+def leaky(y: Tensor, g: Tensor | None, b: Tensor, slope: float, eps: float) -> tuple[Tensor, Tensor]:
+    a, channels = new_leaky(y, g, b, slope, eps)
+    full, y = g is not None, matrix(y)
+    launch = Launch.over(y, reads=1 + full)
+    partial = launch.sums(kernels.moments, 1 + full, y, FULL=full)
+    launch.finish(kernels.normalised_leaky, partial, y, g, b, a, channels, *strides(g, b), slope, eps, FULL=full)
+    return a, channels
 
 
-@torch.library.custom_op("sntg::centred_leaky_backward", mutates_args=())
-def leaky_backward(da: Tensor, a: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    dy, db = new_leaky_backward(da, a, slope)
-    da, a = matrix(da), matrix(a)
-    launch = Launch.over(a, reads=2)
-    partial = launch.sums(kernels.gradient_sums, da, a, slope)
-    launch.finish(kernels.gradient, partial, da, a, dy, db, slope)
-    return dy, db
+def new_linear(t: Tensor, seen: Tensor, channels: Tensor, slope: float, push: bool) -> tuple[Tensor, Tensor]:
+    return new_images(t, t.shape[3], t.shape[4], t.dtype), new_channels(t, 2 if is_full(channels) else 1)
 
 
-def new_pooled(y: Tensor, b: Tensor, mask: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
+@torch.library.custom_op("sntg::leaky_linear", mutates_args=())
+def linear(t: Tensor, seen: Tensor, channels: Tensor, slope: float, push: bool) -> tuple[Tensor, Tensor]:
+    """The tangent of a from t, that of y; or (the gradient of y from t, that of a; the gradients of b and g)."""
+    result, sums = new_linear(t, seen, channels, slope, push)
+    flags = {"PUSH": push, "FULL": is_full(channels)}
+    t, seen = matrix(t), matrix(seen)
+    launch = Launch.over(t, reads=2 * len(sums))
+    partial = launch.sums(kernels.linear_sums, len(sums), t, seen, channels, slope, **flags)
+    launch.finish(kernels.linear, partial, t, seen, channels, result, sums, slope, **flags)
+    return result, sums
+
+
+def is_full(channels: Tensor) -> bool:
+    return channels.shape[0] == KEPT[True]
+
+
+def new_pooled(
+    y: Tensor, g: Tensor | None, b: Tensor, mask: Tensor, slope: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     size = y.shape[3] // 2, y.shape[4] // 2
-    return new_images(y, *size, y.dtype), new_channels(y), new_images(y, *size, torch.uint8)
+    return new_images(y, *size, y.dtype), new_channels(y, KEPT[g is not None]), new_images(y, *size, torch.uint8)
 
 
-@torch.library.custom_op("sntg::centred_leaky_pooled", mutates_args=())
-def pooled(y: Tensor, b: Tensor, mask: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
-    p, mean, code = new_pooled(y, b, mask, slope)
-    W = y.shape[4]
+@torch.library.custom_op("sntg::normalised_leaky_pooled", mutates_args=())
+def pooled(
+    y: Tensor, g: Tensor | None, b: Tensor, mask: Tensor, slope: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    p, channels, code = new_pooled(y, g, b, mask, slope, eps)
+    flags = {"W": y.shape[4], "FULL": g is not None}
     y, mask = matrix(y), matrix(mask)
-    partial = Launch.over(y, reads=1).sums(kernels.row_sums, y)
+    partial = Launch.over(y, reads=1 + flags["FULL"]).sums(kernels.moments, 1 + flags["FULL"], y, FULL=flags["FULL"])
     launch = Launch.over(mask, reads=4)
-    launch.finish(kernels.centred_leaky_pooled, partial, y, b, mask, p, code, mean, *b.stride(), slope, W=W)
-    return p, mean, code
+    results = p, code, channels, *strides(g, b)
+    launch.finish(kernels.normalised_leaky_pooled, partial, y, g, b, mask, *results, slope, eps, **flags)
+    return p, channels, code
 
 
-def new_pooled_backward(dp: Tensor, mask: Tensor, code: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    return new_images(code, 2 * code.shape[3], 2 * code.shape[4], dp.dtype), new_channels(code)
+def new_pooled_push(t: Tensor, y: Tensor | None, mask: Tensor, code: Tensor, channels: Tensor, slope: float) -> Tensor:
+    return new_images(code, code.shape[3], code.shape[4], t.dtype)
 
 
-@torch.library.custom_op("sntg::centred_leaky_pooled_backward", mutates_args=())
-def pooled_backward(dp: Tensor, mask: Tensor, code: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    dy, db = new_pooled_backward(dp, mask, code, slope)
-    W = dy.shape[4]
+@torch.library.custom_op("sntg::pooled_push", mutates_args=())
+def pooled_push(t: Tensor, y: Tensor | None, mask: Tensor, code: Tensor, channels: Tensor, slope: float) -> Tensor:
+    """The tangent of the pooled image from t, that of y. (What is pushed is summed over all pixels, pooled or not.)"""
+    result = new_pooled_push(t, y, mask, code, channels, slope)
+    full, W = is_full(channels), t.shape[4]
+    sums = new_channels(t, 1 + full)
+    t, mask, code = matrix(t), matrix(mask), matrix(code)
+    y = None if y is None else matrix(y)
+    seen = t if y is None else y  # the sum of a mean-only layer needs nothing besides t
+    before = Launch.over(t, reads=2 * len(sums))
+    partial = before.sums(kernels.linear_sums, 1 + full, t, seen, channels, slope, PUSH=True, FULL=full)
+    launch = Launch.over(mask, reads=4 * len(sums))
+    launch.finish(kernels.pooled_push, partial, t, y, mask, code, channels, result, sums, slope, W=W, FULL=full)
+    return result
+
+
+def new_pooled_pull(
+    dp: Tensor, y: Tensor | None, mask: Tensor, code: Tensor, channels: Tensor, slope: float
+) -> tuple[Tensor, Tensor]:
+    dy = new_images(code, 2 * code.shape[3], 2 * code.shape[4], dp.dtype)
+    return dy, new_channels(code, 2 if is_full(channels) else 1)
+
+
+@torch.library.custom_op("sntg::pooled_pull", mutates_args=())
+def pooled_pull(
+    dp: Tensor, y: Tensor | None, mask: Tensor, code: Tensor, channels: Tensor, slope: float
+) -> tuple[Tensor, Tensor]:
+    """The gradient of y from that of the pooled image; the gradients of b and g."""
+    dy, sums = new_pooled_pull(dp, y, mask, code, channels, slope)
+    flags = {"W": dy.shape[4], "FULL": is_full(channels)}
     dp, mask, code = matrix(dp), matrix(mask), matrix(code)
-    launch = Launch.over(mask, reads=4)
-    partial = launch.sums(kernels.pooled_gradient_sums, dp, mask, code, slope)
-    launch.finish(kernels.gradient_pooled, partial, dp, mask, code, dy, db, slope, W=W)
-    return dy, db
+    y = None if y is None else matrix(y)
+    launch = Launch.over(mask, reads=4 * len(sums))
+    partial = launch.sums(kernels.pooled_pull_sums, len(sums), dp, y, mask, code, channels, slope, **flags)
+    launch.finish(kernels.pooled_pull, partial, dp, y, mask, code, channels, dy, sums, slope, **flags)
+    return dy, sums
 
 
 def save_leaky(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Keeps a, which the next convolution keeps anyway: its sign is the sign of what the leaky ReLU saw."""
-    a, mean = output
-    ctx.save_for_backward(a)
-    save_rest(ctx, mean, slope=inputs[-1])
+    """Keeps y; where mean-only a, which the next convolution keeps anyway: it tells what the slope was."""
+    y, g, *_ = inputs
+    a, channels = output
+    ctx.save_for_backward(a if g is None else y, channels)
+    save_rest(ctx, inputs, channels)
 
 
 def save_pooled(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Keeps a byte a window instead of the four pixels."""
-    _, mean, code = output
-    ctx.save_for_backward(inputs[2], code)
-    save_rest(ctx, mean, slope=inputs[-1])
+    """Keeps y; where mean-only a byte a window is enough instead of the four pixels."""
+    y, g, _, mask, *_ = inputs
+    _, channels, code = output
+    ctx.save_for_backward(None if g is None else y, mask, code, channels)
+    save_rest(ctx, inputs, channels)
 
 
-def save_rest(ctx: Any, mean: Tensor, slope: float) -> None:
-    ctx.slope = slope
-    ctx.mark_non_differentiable(mean)
-    ctx.set_materialize_grads(False)  # or each backward pass would fill zeros for the mean's gradient
+def save_rest(ctx: Any, inputs: tuple[Any, ...], channels: Tensor) -> None:
+    ctx.slope = inputs[-2]
+    ctx.mark_non_differentiable(channels)
+    ctx.set_materialize_grads(False)  # or each backward pass would fill zeros for the gradient of `channels`
 
 
-def differentiate_leaky(ctx: Any, da: Tensor, *_: None) -> tuple[Tensor, Tensor, None]:
-    dy, db = torch.ops.sntg.centred_leaky_backward(da, *ctx.saved_tensors, ctx.slope)
-    return dy, db, None
+def differentiate_leaky(ctx: Any, da: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    dy, sums = torch.ops.sntg.leaky_linear(da, *ctx.saved_tensors, ctx.slope, False)
+    return dy, *of_parameters(sums), None, None
 
 
-def differentiate_pooled(ctx: Any, dp: Tensor, *_: None) -> tuple[Tensor, Tensor, None, None]:
-    dy, db = torch.ops.sntg.centred_leaky_pooled_backward(dp, *ctx.saved_tensors, ctx.slope)
-    return dy, db, None, None
+def differentiate_pooled(ctx: Any, dp: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    dy, sums = torch.ops.sntg.pooled_pull(dp, *ctx.saved_tensors, ctx.slope)
+    return dy, *of_parameters(sums), None, None, None
+
+
+def of_parameters(sums: Tensor) -> tuple[Tensor | None, Tensor]:
+    """The gradients of g, if there is one, and b."""
+    return (sums[1] if len(sums) > 1 else None), sums[0]
 
 
 leaky.register_fake(new_leaky)
 leaky.register_autograd(differentiate_leaky, setup_context=save_leaky)
-leaky_backward.register_fake(new_leaky_backward)
+linear.register_fake(new_linear)
 pooled.register_fake(new_pooled)
 pooled.register_autograd(differentiate_pooled, setup_context=save_pooled)
-pooled_backward.register_fake(new_pooled_backward)
+pooled_push.register_fake(new_pooled_push)
+pooled_pull.register_fake(new_pooled_pull)

@@ -1,15 +1,18 @@
-"""The GPU kernels behind `fused.py`, in Triton: read there first what they compute, here how.
+"""The GPU kernels behind `fused.py`, in Triton: there is what they compute, here how, in `grid.py` on what grid.
 
-An image tensor in channels-last memory is, group by group, a row-major matrix: one row a pixel, one column a channel.
-Every kernel runs on a grid of programs
+A layer normalises the output y of its convolution over the rows of a group, and applies the leaky ReLU:
 
-    (blocks of COLUMNS channels, slices of `slice_rows` rows, groups)
+    z = (y - mean) * scale + b,     scale = g / sqrt(variance + eps), or 1 where the normalisation is mean-only,
+    a = leaky(z).
 
-and a program walks down its slice, ROWS rows at a time. A batch mean is needed before the first output can be written,
-so each pass is two kernels: `*_sums` writes one partial sum for each slice, and the other adds the partials up at its
-start. Every program adds them in the same order and nothing is added atomically: the bits repeat from run to run.
+FULL says which of the two it is. With x^ = (y - mean) / sqrt(variance + eps) the derivative of z in y is the matrix
 
-Arithmetic is in float32 whatever the tensors are. Row numbers are int64, so offsets may exceed 2^31.
+    B = scale * (1 - mean of - x^ * mean of x^ times),      without the last term where it is mean-only,
+
+which is symmetric. So the tangent of a layer, slope * (B t), and its gradient, B (slope * da), are one kernel: PUSH
+says whether the slope, that of the leaky ReLU at z, comes after or before. Both need two sums over the group.
+
+Arithmetic is in float32 whatever the tensors are.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -17,178 +20,130 @@ Arithmetic is in float32 whatever the tensors are. Row numbers are int64, so off
 
 from __future__ import annotations  # `tl` is named in signatures, and may be missing
 
-try:
+from sntg.models.grid import (
+    AVAILABLE,
+    add_moments,
+    add_partials,
+    block,
+    corner,
+    from_the_end,
+    jit,
+    load_kind,
+    program_columns,
+    slice_ends,
+    store_once,
+    store_partial,
+)
+
+if AVAILABLE:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    from triton import jit
-except ImportError:
-    AVAILABLE = False
-
-    def jit(kernel):
-        """Without Triton the kernels stay plain functions, which nobody calls."""
-        return kernel
-else:
-    AVAILABLE = True
 
 
 @jit
-def block(rows, columns, C: tl.constexpr):
-    """The offsets of a block of a group's matrix: in int64 wherever `rows` are."""
-    return rows[:, None] * C + columns[None, :]
+def moments(
+    partial, y, M, slice_rows,
+    FULL: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """partial[:, group, slice] = the mean of y over the slice's rows and, if FULL, its summed squared deviation.
 
-
-@jit
-def slice_ends(slice_rows, M):
-    """The first row of the program's slice and the one after its last."""
-    first = tl.program_id(1).to(tl.int64) * slice_rows
-    return first, tl.minimum(first + slice_rows, M)
-
-
-@jit
-def from_the_end(step, first, end, ROWS: tl.constexpr):
-    """The first row of the block that lies as far before the slice's last one as `step` is from 0.
-
-    The sums were taken down the slice just before, so what was read last may still be in the cache.
+    For that, what is added up is y minus the slice's first row: the squares of a y that varies little, far from zero,
+    would leave nothing of the variance when the mean's is taken off.
     """
-    return first + (tl.cdiv(end - first, ROWS) - 1) * ROWS - step
-
-
-@jit
-def program_columns(COLUMNS: tl.constexpr):
-    return tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-
-
-@jit
-def store_partial(partial, total, C: tl.constexpr, COLUMNS: tl.constexpr):
-    """Adds up a program's block of sums over its rows, and stores them as its slice's partial."""
-    row = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
-    tl.store(partial + row * C + program_columns(COLUMNS), tl.sum(total, 0))
-
-
-@jit
-def add_partials(partial, C: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr):
-    """The sums over a whole group, from the partials of its SLICES; Triton's blocks are powers of two, so SLICES_P2."""
-    slices = tl.arange(0, SLICES_P2)
-    offsets = block(tl.program_id(2) * SLICES + slices, program_columns(COLUMNS), C)
-    return tl.sum(tl.load(partial + offsets, mask=(slices < SLICES)[:, None], other=0.0), 0)
-
-
-@jit
-def store_once(result, values, C: tl.constexpr, COLUMNS: tl.constexpr):
-    """Every slice's program knows the group's sums; the first slice's stores them."""
-    if tl.program_id(1) == 0:
-        tl.store(result + tl.program_id(2) * C + program_columns(COLUMNS), values)
-
-
-@jit
-def corner(pooled_rows, k: tl.constexpr, W: tl.constexpr):
-    """The row of pixel k (0 1 / 2 3) of each pooled pixel's window.
-
-    Pooled pixel r lies in pooled line q = r // (W/2), over all images; lines 2q and 2q + 1 hold its window, which
-    begins at pixel (2q) W + 2 (r - q W/2) = 2r + qW.
-    """
-    return 2 * pooled_rows + (pooled_rows // (W // 2)) * W + (k // 2) * W + k % 2
-
-
-@jit
-def row_sums(partial, y, M, slice_rows, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """partial[group, slice] = the sum of y over the slice's rows."""
+    columns = program_columns(COLUMNS)
     y += tl.program_id(2).to(tl.int64) * M * C
     first, end = slice_ends(slice_rows, M)
+    pivot = tl.zeros((COLUMNS,), tl.float32)
+    if FULL:
+        pivot = tl.load(y + first * C + columns).to(tl.float32)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    squares = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(first, end, ROWS):
         rows = start + tl.arange(0, ROWS)
-        values = tl.load(y + block(rows, program_columns(COLUMNS), C), mask=(rows < end)[:, None], other=0.0)
-        total += values.to(tl.float32)
-    store_partial(partial, total, C, COLUMNS)
+        inside = (rows < end)[:, None]
+        values = tl.load(y + block(rows, columns, C), mask=inside, other=0.0).to(tl.float32)
+        if FULL:
+            values = tl.where(inside, values - pivot[None, :], 0.0)
+            squares += values * values
+        total += values
+    n = (end - first).to(tl.float32)
+    off = tl.sum(total, 0) / n
+    store_partial(partial, 0, pivot + off, C, COLUMNS)
+    if FULL:
+        store_partial(partial, 1, tl.sum(squares, 0) - n * off * off, C, COLUMNS)
 
 
 @jit
-def centred_leaky(
-    partial, y, b, a, mean, group_stride, channel_stride, slope, M, slice_rows,
+def begin_layer(
+    partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, M,
+    FULL: tl.constexpr, C: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
+):  # fmt: skip
+    """scale and shift of each channel's z = scale * y + shift, as rows: no more, for a thread holds eight channels'.
+
+    What derivatives need is kept in `channels`: the mean and, if FULL, variance, 1 / deviation, scale and shift.
+    """
+    group, columns = tl.program_id(2).to(tl.int64), program_columns(COLUMNS)
+    mean, variance = add_moments(partial, M, FULL, C, COLUMNS, SLICES, SLICES_P2)
+    bias = tl.load(b + group * b_group + columns * b_channel)
+    store_once(channels, 0, mean, C, COLUMNS)
+    if FULL:
+        gain = tl.load(g + group * g_group + columns * g_channel)
+        inverse = 1 / tl.sqrt(variance + eps)
+        scale = gain * inverse
+        shift = bias - mean * scale
+        store_once(channels, 1, variance, C, COLUMNS)
+        store_once(channels, 2, inverse, C, COLUMNS)
+        store_once(channels, 3, scale, C, COLUMNS)
+        store_once(channels, 4, shift, C, COLUMNS)
+    else:
+        scale, shift = mean * 0 + 1, bias - mean
+    return scale[None, :], shift[None, :]
+
+
+@jit
+def normalised_leaky(
+    partial, y, g, b, a, channels, g_group, g_channel, b_group, b_channel, slope, eps, M, slice_rows,
+    FULL: tl.constexpr,
     C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
 ):  # fmt: skip
-    """a = leaky(y - mean + b)."""
+    """a = leaky(z)."""
+    scale, shift = begin_layer(
+        partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, M, FULL, C, COLUMNS, SLICES, SLICES_P2
+    )
     group = tl.program_id(2).to(tl.int64)
-    centre = add_partials(partial, C, COLUMNS, SLICES, SLICES_P2) / M
-    store_once(mean, centre, C, COLUMNS)
-    bias = tl.load(b + group * group_stride + program_columns(COLUMNS) * channel_stride)
-    shift = (bias - centre)[None, :]
     first, end = slice_ends(slice_rows, M)
     for step in range(0, end - first, ROWS):
         rows = from_the_end(step, first, end, ROWS) + tl.arange(0, ROWS)
         inside = (rows < end)[:, None]
         offsets = group * M * C + block(rows, program_columns(COLUMNS), C)
-        z = tl.load(y + offsets, mask=inside).to(tl.float32) + shift
+        z = tl.load(y + offsets, mask=inside).to(tl.float32) * scale + shift
         tl.store(a + offsets, tl.where(z > 0, z, slope * z), mask=inside)
 
 
 @jit
-def leaky_gradient(da, a, offsets, inside, slope):
-    """dz of a = leaky(z) from da. The slope is positive, so a tells z's sign."""
-    gradient = tl.load(da + offsets, mask=inside, other=0.0).to(tl.float32)
-    return tl.where(tl.load(a + offsets, mask=inside, other=0.0) > 0, gradient, slope * gradient)
-
-
-@jit
-def gradient_sums(
-    partial, da, a, slope, M, slice_rows,
-    C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """partial[group, slice] = the sum of dz over the slice's rows."""
-    group = tl.program_id(2).to(tl.int64)
-    first, end = slice_ends(slice_rows, M)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(first, end, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        offsets = group * M * C + block(rows, program_columns(COLUMNS), C)
-        total += leaky_gradient(da, a, offsets, (rows < end)[:, None], slope)
-    store_partial(partial, total, C, COLUMNS)
-
-
-@jit
-def gradient(
-    partial, da, a, dy, db, slope, M, slice_rows,
+def normalised_leaky_pooled(
+    partial, y, g, b, mask, pooled, code, channels, g_group, g_channel, b_group, b_channel, slope, eps, M, slice_rows,
+    W: tl.constexpr, FULL: tl.constexpr,
     C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
 ):  # fmt: skip
-    """dy = dz - mean of dz, for y reaches every output of its group through the mean; db = sum of dz."""
-    group = tl.program_id(2).to(tl.int64)
-    total = add_partials(partial, C, COLUMNS, SLICES, SLICES_P2)
-    store_once(db, total, C, COLUMNS)
-    centre = (total / M)[None, :]
-    first, end = slice_ends(slice_rows, M)
-    for step in range(0, end - first, ROWS):
-        rows = from_the_end(step, first, end, ROWS) + tl.arange(0, ROWS)
-        inside = (rows < end)[:, None]
-        offsets = group * M * C + block(rows, program_columns(COLUMNS), C)
-        tl.store(dy + offsets, leaky_gradient(da, a, offsets, inside, slope) - centre, mask=inside)
+    """pooled = max(leaky(z)) * mask; code = which pixel won (0 to 3) + 4 if its z was above zero.
 
-
-@jit
-def centred_leaky_pooled(
-    partial, y, b, mask, pooled, code, mean, group_stride, channel_stride, slope, M, slice_rows,
-    W: tl.constexpr,
-    C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
-):  # fmt: skip
-    """pooled = max(leaky(y - mean + b)) * mask; code = which pixel won (0 to 3) + 4 if it was above zero.
-
-    M counts pooled rows. What is added to y is the same for a whole channel and the leaky ReLU is increasing, so the
-    largest y wins; a strict comparison leaves a tie to the first. (A NaN in y makes its channel's mean and so all of
-    the channel NaN, whoever wins.)
+    M counts pooled rows. The leaky ReLU is increasing, so the largest z wins (not the largest y: g may be negative); a
+    strict comparison leaves a tie to the first. (A NaN in y makes its channel's mean and so all of the channel NaN,
+    whoever wins.)
     """
-    group = tl.program_id(2).to(tl.int64)
-    columns = program_columns(COLUMNS)
-    centre = add_partials(partial, C, COLUMNS, SLICES, SLICES_P2) / (4 * M)
-    store_once(mean, centre, C, COLUMNS)
-    shift = (tl.load(b + group * group_stride + columns * channel_stride) - centre)[None, :]
+    scale, shift = begin_layer(
+        partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, 4 * M, FULL, C, COLUMNS, SLICES, SLICES_P2
+    )
+    group, columns = tl.program_id(2).to(tl.int64), program_columns(COLUMNS)
     y += group * 4 * M * C
     first, end = slice_ends(slice_rows, M)
     for step in range(0, end - first, ROWS):
         rows = from_the_end(step, first, end, ROWS) + tl.arange(0, ROWS)
         inside = (rows < end)[:, None]
-        largest = tl.load(y + block(corner(rows, 0, W), columns, C), mask=inside).to(tl.float32)
+        largest = tl.load(y + block(corner(rows, 0, W), columns, C), mask=inside).to(tl.float32) * scale
         winner = tl.zeros((ROWS, COLUMNS), tl.int32)
         for k in tl.static_range(1, 4):
-            value = tl.load(y + block(corner(rows, k, W), columns, C), mask=inside).to(tl.float32)
+            value = tl.load(y + block(corner(rows, k, W), columns, C), mask=inside).to(tl.float32) * scale
             winner = tl.where(value > largest, k, winner)
             largest = tl.maximum(value, largest)
         z = largest + shift
@@ -196,6 +151,154 @@ def centred_leaky_pooled(
         kept = tl.load(mask + offsets, mask=inside).to(tl.float32)
         tl.store(pooled + offsets, tl.where(z > 0, z, slope * z) * kept, mask=inside)
         tl.store(code + offsets, tl.where(z > 0, winner + 4, winner).to(tl.uint8), mask=inside)
+
+
+@jit
+def load_line(channels, FULL: tl.constexpr, C: tl.constexpr, COLUMNS: tl.constexpr):
+    """scale and shift of each channel, as rows.
+
+    A mean-only layer keeps a instead of y, which has z's sign. That is all there is to know: 1 and 0.
+    """
+    if FULL:
+        scale, shift = load_kind(channels, 3, C, COLUMNS), load_kind(channels, 4, C, COLUMNS)
+    else:
+        shift = tl.zeros((COLUMNS,), tl.float32)
+        scale = shift + 1
+    return scale[None, :], shift[None, :]
+
+
+@jit
+def sloped(values, seen, scale, shift, slope, FULL: tl.constexpr):
+    """The values times the leaky ReLU's slope at z."""
+    z = seen * scale + shift if FULL else seen
+    return tl.where(z > 0, values, slope * values)
+
+
+@jit
+def store_sums(partial, of_t, of_yt, channels, FULL: tl.constexpr, C: tl.constexpr, COLUMNS: tl.constexpr):
+    """Stores the slice's sums of t and of x^ t = (y - mean) t / deviation, from those of t and y t."""
+    store_partial(partial, 0, of_t, C, COLUMNS)
+    if FULL:
+        centred = of_yt - load_kind(channels, 0, C, COLUMNS) * of_t
+        store_partial(partial, 1, centred * load_kind(channels, 2, C, COLUMNS), C, COLUMNS)
+
+
+@jit
+def linear_sums(
+    partial, t, seen, channels, slope, M, slice_rows,
+    PUSH: tl.constexpr, FULL: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """partial[:, group, slice] = the sum of t over the slice's rows and, if FULL, of x^ t; slope * t if not PUSH.
+
+    seen: y, or a where the layer is mean-only.
+    """
+    scale, shift = load_line(channels, FULL, C, COLUMNS)
+    group = tl.program_id(2).to(tl.int64)
+    first, end = slice_ends(slice_rows, M)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    along = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(first, end, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        inside = (rows < end)[:, None]
+        offsets = group * M * C + block(rows, program_columns(COLUMNS), C)
+        values = tl.load(t + offsets, mask=inside, other=0.0).to(tl.float32)
+        saw = tl.load(seen + offsets, mask=inside, other=0.0).to(tl.float32)
+        if not PUSH:
+            values = sloped(values, saw, scale, shift, slope, FULL)
+        total += values
+        if FULL:
+            along += values * saw
+    store_sums(partial, tl.sum(total, 0), tl.sum(along, 0), channels, FULL, C, COLUMNS)
+
+
+@jit
+def begin_linear(
+    partial, channels, sums, M,
+    FULL: tl.constexpr, C: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
+):  # fmt: skip
+    """scale and shift of z, lean and rest of B t = scale * t + lean * y + rest, all as rows; stores the sums."""
+    scale, shift = load_line(channels, FULL, C, COLUMNS)
+    total = add_partials(partial, 0, C, COLUMNS, SLICES, SLICES_P2)
+    store_once(sums, 0, total, C, COLUMNS)
+    rest = (-total / M)[None, :]
+    lean = rest * 0
+    if FULL:
+        along = add_partials(partial, 1, C, COLUMNS, SLICES, SLICES_P2)
+        store_once(sums, 1, along, C, COLUMNS)
+        lean = (-along / M * load_kind(channels, 2, C, COLUMNS))[None, :] * scale
+        rest = rest * scale - lean * load_kind(channels, 0, C, COLUMNS)[None, :]
+    return scale, shift, lean, rest
+
+
+@jit
+def through_b(t, y, scale, lean, rest, FULL: tl.constexpr):
+    """B t."""
+    if FULL:
+        t = t * scale + (y * lean + rest)
+    else:
+        t += rest
+    return t
+
+
+@jit
+def linear(
+    partial, t, seen, channels, result, sums, slope, M, slice_rows,
+    PUSH: tl.constexpr, FULL: tl.constexpr,
+    C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
+):  # fmt: skip
+    """result = slope * (B t) if PUSH, else B (slope * t); then `sums` are the gradients of b and g."""
+    scale, shift, lean, rest = begin_linear(partial, channels, sums, M, FULL, C, COLUMNS, SLICES, SLICES_P2)
+    group = tl.program_id(2).to(tl.int64)
+    first, end = slice_ends(slice_rows, M)
+    for step in range(0, end - first, ROWS):
+        rows = from_the_end(step, first, end, ROWS) + tl.arange(0, ROWS)
+        inside = (rows < end)[:, None]
+        offsets = group * M * C + block(rows, program_columns(COLUMNS), C)
+        values = tl.load(t + offsets, mask=inside, other=0.0).to(tl.float32)
+        saw = tl.load(seen + offsets, mask=inside, other=0.0).to(tl.float32)
+        if PUSH:
+            values = sloped(through_b(values, saw, scale, lean, rest, FULL), saw, scale, shift, slope, FULL)
+        else:
+            values = through_b(sloped(values, saw, scale, shift, slope, FULL), saw, scale, lean, rest, FULL)
+        tl.store(result + offsets, values, mask=inside)
+
+
+@jit
+def winner_of(images, won, rows, inside, W: tl.constexpr, C: tl.constexpr, COLUMNS: tl.constexpr):
+    """What the winner of each window has in the images. (All four are read: neighbouring channels differ.)"""
+    columns = program_columns(COLUMNS)
+    winner = tl.load(images + block(corner(rows, 0, W), columns, C), mask=inside, other=0.0).to(tl.float32)
+    for k in tl.static_range(1, 4):
+        value = tl.load(images + block(corner(rows, k, W), columns, C), mask=inside, other=0.0).to(tl.float32)
+        winner = tl.where(won % 4 == k, value, winner)
+    return winner
+
+
+@jit
+def pooled_push(
+    partial, t, y, mask, code, channels, result, sums, slope, M, slice_rows,
+    W: tl.constexpr, FULL: tl.constexpr,
+    C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
+):  # fmt: skip
+    """result = slope * (B t) * mask of each window's winner. M counts pooled rows."""
+    scale, _, lean, rest = begin_linear(partial, channels, sums, 4 * M, FULL, C, COLUMNS, SLICES, SLICES_P2)
+    group = tl.program_id(2).to(tl.int64)
+    t += group * 4 * M * C
+    if FULL:
+        y += group * 4 * M * C
+    first, end = slice_ends(slice_rows, M)
+    for step in range(0, end - first, ROWS):
+        rows = from_the_end(step, first, end, ROWS) + tl.arange(0, ROWS)
+        inside = (rows < end)[:, None]
+        offsets = group * M * C + block(rows, program_columns(COLUMNS), C)
+        won = tl.load(code + offsets, mask=inside, other=0)
+        values = winner_of(t, won, rows, inside, W, C, COLUMNS)
+        saw = values
+        if FULL:
+            saw = winner_of(y, won, rows, inside, W, C, COLUMNS)
+        values = through_b(values, saw, scale, lean, rest, FULL)
+        values *= tl.load(mask + offsets, mask=inside, other=0.0).to(tl.float32)
+        tl.store(result + offsets, tl.where(won >= 4, values, slope * values), mask=inside)
 
 
 @jit
@@ -207,36 +310,41 @@ def pooled_gradient(dp, mask, won, offsets, inside, slope):
 
 
 @jit
-def pooled_gradient_sums(
-    partial, dp, mask, code, slope, M, slice_rows,
-    C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def pooled_pull_sums(
+    partial, dp, y, mask, code, channels, slope, M, slice_rows,
+    W: tl.constexpr, FULL: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """partial[group, slice] = the sum of dz over the slice's pooled rows: only winners have any."""
+    """partial[:, group, slice] = the sum of dz over the slice's pooled rows (only winners have any) and of x^ dz."""
     group = tl.program_id(2).to(tl.int64)
+    if FULL:
+        y += group * 4 * M * C
     first, end = slice_ends(slice_rows, M)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    along = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(first, end, ROWS):
         rows = start + tl.arange(0, ROWS)
         inside = (rows < end)[:, None]
         offsets = group * M * C + block(rows, program_columns(COLUMNS), C)
         won = tl.load(code + offsets, mask=inside, other=0)
-        total += pooled_gradient(dp, mask, won, offsets, inside, slope)
-    store_partial(partial, total, C, COLUMNS)
+        dz = pooled_gradient(dp, mask, won, offsets, inside, slope)
+        total += dz
+        if FULL:
+            along += dz * winner_of(y, won, rows, inside, W, C, COLUMNS)
+    store_sums(partial, tl.sum(total, 0), tl.sum(along, 0), channels, FULL, C, COLUMNS)
 
 
 @jit
-def gradient_pooled(
-    partial, dp, mask, code, dy, db, slope, M, slice_rows,
-    W: tl.constexpr,
+def pooled_pull(
+    partial, dp, y, mask, code, channels, dy, sums, slope, M, slice_rows,
+    W: tl.constexpr, FULL: tl.constexpr,
     C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
 ):  # fmt: skip
-    """dy = dz - mean of dz at each window's winner and - mean of dz at its other pixels; db = sum of dz."""
-    group = tl.program_id(2).to(tl.int64)
-    columns = program_columns(COLUMNS)
-    total = add_partials(partial, C, COLUMNS, SLICES, SLICES_P2)
-    store_once(db, total, C, COLUMNS)
-    centre = (total / (4 * M))[None, :]
+    """dy = B dz, where only the winner of each window has a dz; `sums` are the gradients of b and g."""
+    scale, _, lean, rest = begin_linear(partial, channels, sums, 4 * M, FULL, C, COLUMNS, SLICES, SLICES_P2)
+    group, columns = tl.program_id(2).to(tl.int64), program_columns(COLUMNS)
     dy += group * 4 * M * C
+    if FULL:
+        y += group * 4 * M * C
     first, end = slice_ends(slice_rows, M)
     for step in range(0, end - first, ROWS):
         rows = from_the_end(step, first, end, ROWS) + tl.arange(0, ROWS)
@@ -245,5 +353,9 @@ def gradient_pooled(
         won = tl.load(code + offsets, mask=inside, other=0)
         dz = pooled_gradient(dp, mask, won, offsets, inside, slope)
         for k in tl.static_range(4):
-            share = tl.where(won % 4 == k, dz, 0.0)
-            tl.store(dy + block(corner(rows, k, W), columns, C), share - centre, mask=inside)
+            corners = block(corner(rows, k, W), columns, C)
+            saw = dz
+            if FULL:
+                saw = tl.load(y + corners, mask=inside, other=0.0).to(tl.float32)
+            values = through_b(tl.where(won % 4 == k, dz, 0.0), saw, scale, lean, rest, FULL)
+            tl.store(dy + corners, values, mask=inside)

@@ -17,12 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sntg.models.fused import can_fuse, centred_leaky, centred_leaky_pooled
+from sntg.models.fused import Fused, can_fuse, normalised_leaky, normalised_leaky_pooled
+from sntg.models.linearised import LinearMap
 from sntg.models.noise import Dropout
+from sntg.models.patches import EIGHT, as_1x1, from_patches, to_patches
 
 BN_MOMENTUM = 0.999  # of the running mean, which starts at 0: right after a few thousand steps, not before
 BN_EPS = 1e-6  # beside the variance, in full batch normalisation
-FEW_CHANNELS = 8  # tensor cores take channels in eights: a convolution of fewer is a product with patches instead
 LEAK = 0.1  # slope of the leaky ReLU below zero, everywhere in the paper
 
 
@@ -47,14 +48,9 @@ class Layer(nn.Module):
     def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
-    def activated(self, x: Tensor) -> Tensor:
-        """What the next layer sees: the layer and its leaky ReLU."""
-        return F.leaky_relu(self(x), LEAK)
-
-    def pooled(self, x: Tensor, dropout: Dropout) -> Tensor:
-        """What the next block sees: 2 x 2 max-pooling and dropout besides."""
-        dropped: Tensor = dropout(max_pool(self.activated(x)))
-        return dropped
+    def weight(self) -> Tensor:
+        """What the linear map is given."""
+        return self.V
 
     @property
     def batch_axes(self) -> tuple[int, ...]:
@@ -152,7 +148,7 @@ class BatchNorm(Layer):
         self.register_buffer("running_var", torch.ones(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.linear_map(x, self.V)
+        y = self.linear_map(x, self.weight())
         if self.training:
             mean = self.batch_mean(y)
             # Deviations add up to zero, so the variance does not change with the mean: its derivative is left out.
@@ -174,7 +170,7 @@ class Affine(Layer):
         nn.init.kaiming_normal_(self.V)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear_map(x, self.V, self.b)
+        return self.linear_map(x, self.weight(), self.b)
 
 
 class DenseMap(Layer):
@@ -189,7 +185,14 @@ class DenseMap(Layer):
 
 
 class ConvMap(Layer):
-    """A square convolution of images. padding: "same" keeps the image's size, "valid" pads nothing."""
+    """A square convolution of images. padding: "same" keeps the image's size, "valid" pads nothing.
+
+    Training spends as long on what follows the convolution as on half of it, so a GPU has kernels for that, `fused.py`;
+    they apply to images in the layout of its tensor cores. A `trace` is for those who want to know the layer's
+    derivative in x: where it has kernels it appends what it does to tangents and gradients, else nothing.
+    """
+
+    fused = False  # whether it may use the kernels
 
     def __init__(self, outputs: int, inputs: int, size: int, padding: str = "valid") -> None:
         super().__init__(outputs, inputs, size, size)
@@ -213,28 +216,80 @@ class ConvMap(Layer):
         separated = y.reshape(len(y), runs, outputs, *y.shape[-2:]).transpose(0, 1)
         return separated.reshape(*x.shape[:-3], *separated.shape[2:])
 
+    def activated(self, x: Tensor, trace: list[LinearMap] | None = None) -> Tensor:
+        """What the next layer sees: the layer and its leaky ReLU."""
+        if not self._fuses(x):
+            return F.leaky_relu(self(x), LEAK)
+        y = self.linear_map(x, self.weight())
+        done = normalised_leaky(_grouped(y), *self._group_parameters(y), LEAK, BN_EPS)
+        return self._passed(y, done, trace)
+
+    def pooled(self, x: Tensor, dropout: Dropout, trace: list[LinearMap] | None = None) -> Tensor:
+        """What the next block sees: 2 x 2 max-pooling and dropout besides."""
+        rows, columns = (size + 2 * self.padding - self.V.shape[-1] + 1 for size in x.shape[-2:])
+        if not self._fuses(x) or rows % 2 or columns % 2:
+            dropped: Tensor = dropout(max_pool(self.activated(x)))
+            return dropped
+        y = self.linear_map(x, self.weight())
+        mask = dropout.drawn(y[..., ::2, ::2])
+        done = normalised_leaky_pooled(_grouped(y), *self._group_parameters(y), _grouped(mask), LEAK, BN_EPS)
+        return self._passed(y, done, trace)
+
+    def _fuses(self, x: Tensor) -> bool:
+        return self.fused and self.training and not self.initialising and can_fuse(x, self.b.shape[-1])
+
+    def _group_parameters(self, y: Tensor) -> tuple[Tensor | None, Tensor]:
+        """g, where it scales what is normalised, and b of each batch of the pass, (groups, outputs)."""
+
+        def grouped(values: Tensor) -> Tensor:
+            values = self.per_output(values, y)[..., 0, :, 0, 0]
+            return values.expand(*y.shape[:-4], -1).reshape(-1, y.shape[-3])
+
+        return (grouped(self.g) if isinstance(self, BatchNorm) else None), grouped(self.b)
+
+    def _passed(self, y: Tensor, done: Fused, trace: list[LinearMap] | None) -> Tensor:
+        """The layer's output, after its running statistics have moved and its derivative is in the trace."""
+        for name, statistic in zip(("running_mean", "running_var"), done.channels, strict=False):
+            self.track(getattr(self, name), statistic.view(*y.shape[:-4], 1, -1, 1, 1))
+        output = done.output.view(*y.shape[:-2], *done.output.shape[-2:])
+        if trace is not None:
+            trace.append(self._linear(y.shape, output.shape, done.linear))
+        return output
+
+    def _linear(self, y: torch.Size, output: torch.Size, rest: LinearMap) -> LinearMap:
+        """The convolution and the rest of the layer, whose images have the given shapes, as a linear map."""
+        weight = self.weight()
+        return LinearMap(
+            push=lambda t: rest.push(_grouped(self.linear_map(t, weight))).view(output),
+            pull=lambda u: self.transposed_map(rest.pull(_grouped(u)).view(y), weight),
+        )
+
+    def transposed_map(self, y: Tensor, weight: Tensor) -> Tensor:
+        """The transpose of `linear_map`, for one run: each pixel of x gets what comes back from all that it went to."""
+        weight = (weight[0] if weight.ndim == 5 else weight).to(y.dtype)
+        x = self._transposed_convolution(y.flatten(0, -4), weight)
+        return x.reshape(*y.shape[:-3], *x.shape[1:])
+
     def _convolution(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not self.channels_last:
             return F.conv2d(images, weight, bias, padding=self.padding)
-        padding = self.padding
-        if images.shape[1] < FEW_CHANNELS:
-            images, weight, padding = _patches(images, weight.shape[-1], padding), _as_1x1(weight), 0
-        images, weight = (t.contiguous(memory_format=torch.channels_last) for t in (images, weight))
-        return F.conv2d(images, weight, bias, padding=padding)
+        if images.shape[1] >= EIGHT:
+            return F.conv2d(*_channels_last(images, weight), bias, padding=self.padding)
+        patches = to_patches(images, weight.shape[-1], self.padding)
+        return F.conv2d(*_channels_last(patches, as_1x1(weight)), bias)
+
+    def _transposed_convolution(self, images: Tensor, weight: Tensor) -> Tensor:
+        if not self.channels_last:
+            return F.conv_transpose2d(images, weight, padding=self.padding)
+        if weight.shape[1] >= EIGHT:
+            return F.conv_transpose2d(*_channels_last(images, weight), padding=self.padding)
+        patches = F.conv_transpose2d(*_channels_last(images, as_1x1(weight)))
+        return from_patches(patches, weight.shape[1], weight.shape[2], self.padding)
 
 
-def _patches(images: Tensor, size: int, padding: int) -> Tensor:
-    """What each output pixel sees as the channels of a pixel, (n, channels * size^2 and some zeros, height, width)."""
-    padded = F.pad(images, (padding,) * 4)
-    height, width = (length - size + 1 for length in padded.shape[-2:])
-    seen = [padded[..., i : i + height, j : j + width] for i in range(size) for j in range(size)]
-    return F.pad(torch.cat(seen, 1), (0, 0, 0, 0, 0, -size * size * images.shape[1] % FEW_CHANNELS))
-
-
-def _as_1x1(weight: Tensor) -> Tensor:
-    """The weight that does to patches what the given one does to images."""
-    flat = weight.permute(0, 2, 3, 1).flatten(1)
-    return F.pad(flat, (0, -flat.shape[1] % FEW_CHANNELS))[..., None, None]
+def _channels_last(images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    last = torch.channels_last
+    return images.contiguous(memory_format=last), weight.contiguous(memory_format=last)
 
 
 class Dense(DenseMap, WeightNorm):
@@ -248,40 +303,9 @@ class Dense(DenseMap, WeightNorm):
 class Conv(ConvMap, WeightNorm):
     """A weight-normed convolution with mean-only batch normalisation.
 
-    Training spends as long on what follows the convolution as on half of it, so a GPU has kernels for that; they apply
-    to images in the layout of its tensor cores. Not where a tangent is carried along (VAT): they have no forward mode.
-
     >>> Conv(4, 3, 3, padding="same")(torch.randn(5, 3, 8, 8)).shape
     torch.Size([5, 4, 8, 8])
     """
-
-    fused = False
-
-    def activated(self, x: Tensor) -> Tensor:
-        if not self._fuses(x):
-            return super().activated(x)
-        y = self.linear_map(x, self.weight())
-        a, mean = centred_leaky(_grouped(y), self._group_bias(y), LEAK)
-        self.track(self.running_mean, mean.view(*y.shape[:-4], 1, -1, 1, 1))
-        return a.view(y.shape)
-
-    def pooled(self, x: Tensor, dropout: Dropout) -> Tensor:
-        rows, columns = (size + 2 * self.padding - self.V.shape[-1] + 1 for size in x.shape[-2:])
-        if not self._fuses(x) or rows % 2 or columns % 2:
-            return super().pooled(x, dropout)
-        y = self.linear_map(x, self.weight())
-        mask = dropout.drawn(y[..., ::2, ::2])
-        a, mean = centred_leaky_pooled(_grouped(y), self._group_bias(y), _grouped(mask), LEAK)
-        self.track(self.running_mean, mean.view(*y.shape[:-4], 1, -1, 1, 1))
-        return a.view(mask.shape)
-
-    def _fuses(self, x: Tensor) -> bool:
-        return self.fused and self.training and not self.initialising and can_fuse(x, self.b.shape[-1])
-
-    def _group_bias(self, y: Tensor) -> Tensor:
-        """The bias of each batch of the pass, (groups, outputs)."""
-        b = self.per_output(self.b, y)[..., 0, :, 0, 0]
-        return b.expand(*y.shape[:-4], -1).reshape(-1, y.shape[-3])
 
 
 class BatchNormDense(DenseMap, BatchNorm):

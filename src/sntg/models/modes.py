@@ -1,5 +1,5 @@
-"""What a forward pass does besides computing: set the scales from data, leave the running statistics alone, or share
-its noise with the next pass. Each is a context around the passes it is meant for."""
+"""What a forward pass does besides computing: set the scales from data, leave the running statistics alone, share its
+noise with the next pass, or do without kernels of our own. Each is a context around the passes it is meant for."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from itertools import groupby, islice
 import torch
 from torch import nn
 
-from sntg.models.layers import Layer
+from sntg.models.layers import ConvMap, Layer
 from sntg.models.noise import Perturbation
 
 AT_ONCE = 25  # batches in one pass of an estimate: enough to keep a GPU busy
@@ -38,6 +38,13 @@ def shared_noise(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             if isinstance(module, Perturbation):
                 module.shared = None
+
+
+@contextmanager
+def without_kernels(model: nn.Module) -> Iterator[None]:
+    """Inside, layers are made of PyTorch's operations alone, which it can also differentiate forward."""
+    with _flag(model, ConvMap, "fused", False):
+        yield
 
 
 @torch.no_grad()

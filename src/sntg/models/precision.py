@@ -5,7 +5,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from sntg.models.layers import Conv, ConvMap
+from sntg.models.layers import ConvMap
 
 # name -> the type convolutions compute in, None = their weights'; tf32 is float32 in memory and less in a product.
 PRECISIONS: dict[str, torch.dtype | None] = {
@@ -33,6 +33,5 @@ def use_precision(model: Net, precision: str, fused: bool = False) -> Net:
         if isinstance(module, ConvMap):
             module.dtype = PRECISIONS[precision]
             module.channels_last = precision != "float32"  # the layout that tensor cores read
-        if isinstance(module, Conv):
             module.fused = fused
     return model

@@ -117,7 +117,7 @@ class Stack:
         self.test_x = torch.stack([i.data.test_x for i in self.inputs]).to(self.device)
         self.test_y = torch.stack([i.data.test_y for i in self.inputs]).to(self.device)
         self.kind = METHODS[parse(c.method).base]
-        fused = c.engine != "eager" and not self.kind.carries_tangents and len(configs) == 1
+        fused = c.engine != "eager" and len(configs) == 1
         self.model = use_precision(stack([_seeded_model(c) for c in configs]).to(self.device), c.precision, fused)
         self.batches = self._batches()
         self.epoch_steps = c.epoch_steps or self.truth.shape[1] // (c.batch or c.labelled_batch)

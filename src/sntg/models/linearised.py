@@ -1,0 +1,74 @@
+"""Functions to first order, f(x + d) = f(x) + J d: the Jacobian J as the products J d and J^T v, never as a matrix."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.func import jvp, vjp
+
+Map = Callable[[Tensor], Tensor]
+Products = tuple[Tensor, Tensor, Map]  # f(x), J d, and v -> J^T v
+Linearised = Callable[[Tensor], Products]  # of d
+
+LARGEST = 16.0  # entry of what is pulled back: it may grow a thousandfold before float16 overflows
+
+
+class LinearMap(NamedTuple):
+    """A linear map and its transpose: what a layer does to a tangent, and to a gradient that comes back."""
+
+    push: Map
+    pull: Map
+
+
+def differentiated(f: Map, x: Tensor) -> Linearised:
+    """What PyTorch makes of any f: one forward pass that carries the tangent J d, and a reverse pass for each v.
+
+    >>> import torch
+    >>> _, tangent, pull = differentiated(lambda x: x**2, torch.tensor([1.0, 3.0]))(torch.ones(2))
+    >>> tangent, pull(torch.tensor([0.0, 1.0]))
+    (tensor([2., 6.]), tensor([0., 6.]))
+    """
+
+    def along(d: Tensor) -> Products:
+        output, pull, tangent = vjp(lambda x: jvp(f, (x,), (d,)), x, has_aux=True)  # type: ignore[misc]
+        return output, tangent, lambda v: pull(v)[0]
+
+    return along
+
+
+def after(maps: Sequence[LinearMap], last: Linearised) -> Linearised:
+    """`last` after the given maps, one after the other."""
+
+    def along(d: Tensor) -> Products:
+        for layer in maps:
+            d = layer.push(d)
+        output, tangent, pull = last(d)
+
+        def pull_all(v: Tensor) -> Tensor:
+            v = pull(v)
+            for layer in reversed(maps):
+                v = layer.pull(v)
+            return v
+
+        return output, tangent, pull_all
+
+    return along
+
+
+def rescaled(linearised: Linearised) -> Linearised:
+    """The same, for images in float16: what is pulled back has a scale that suits it on the way.
+
+    Where predictions are certain, v is as small as their uncertainty, and float16 ends at 6e-8. The rows of a batch are
+    scaled alike, for batch normalisation ties them together.
+    """
+
+    def along(d: Tensor) -> Products:
+        output, tangent, pull = linearised(d)
+
+        def pull_rescaled(v: Tensor) -> Tensor:
+            scale = v.abs().amax((-2, -1), keepdim=True).clamp(min=1e-30) / LARGEST
+            return pull(v / scale) * scale[..., None, None]
+
+        return output, tangent, pull_rescaled
+
+    return along

@@ -1,0 +1,232 @@
+"""VAT through the GPU's kernels: its direction from the network's own derivative, and whole steps.
+
+On a GPU where there is one, else in Triton's interpreter, which truncates to bfloat16 where a GPU rounds. It is chosen
+for a whole process before Triton is imported, so one test here runs this file again in a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+from copy import deepcopy
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from sntg.adversarial import adversarial_direction
+from sntg.methods import Batch, Objective, Setup
+from sntg.methods.vat import VAT
+from sntg.models import NORMALISATIONS, SmallNet, frozen_statistics, grid, layers, shared_noise, stack, use_precision
+from sntg.models.fused import can_fuse
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+CLASSES, IMAGE = 4, (3, 16, 16)
+needs_kernels = pytest.mark.skipif(
+    not (grid.AVAILABLE and (INTERPRETED or torch.cuda.is_available())),
+    reason="needs Triton, and a GPU or TRITON_INTERPRET=1",
+)
+each_normalisation = pytest.mark.parametrize("normalisation", NORMALISATIONS)
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch):
+    """In the interpreter the kernels apply to images on a CPU too."""
+    if INTERPRETED:
+        monkeypatch.setattr(layers, "can_fuse", lambda x, channels: x.dtype != torch.float64 and channels % 32 == 0)
+
+
+def make_net(normalisation, precision, fused=True, image=IMAGE):
+    """A network with noise and dropout, whose g and b are not what they start as; tf32 is float32 on a CPU."""
+    torch.manual_seed(0)
+    net = stack([SmallNet(image, CLASSES, noise=0.1, dropout=0.5, normalisation=normalisation)])
+    for name, parameter in net.named_parameters():
+        if name.endswith((".g", ".b")):
+            parameter.data += torch.empty_like(parameter).uniform_(-0.4, 0.4)
+    return use_precision(net.train(), precision, fused).to(DEVICE)
+
+
+def images(n, seed=0, image=IMAGE):
+    return torch.randn(1, n, *image, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def in_float64(net):
+    """The same network in float64 and without kernels, with the noise and the masks that it shares."""
+    copy = use_precision(deepcopy(net), "float32").double()
+    for module in copy.modules():
+        if getattr(module, "shared", None) is not None:
+            module.shared = module.shared.double()
+    return copy
+
+
+def logits_of(net):
+    return lambda x: net(x).logits
+
+
+def unusable(x):
+    raise AssertionError("the network knows its derivative: another pass is not needed")
+
+
+def smallest_cosine(a, b):
+    a, b = (t.double().flatten(2) for t in (a, b))
+    return float(torch.nn.functional.cosine_similarity(a, b, dim=-1).min())
+
+
+# --- the direction ---------------------------------------------------------------------------------------------------
+
+
+@needs_kernels
+@each_normalisation
+@pytest.mark.parametrize("power_iterations", [1, 3])
+@pytest.mark.parametrize(("precision", "cosine"), [("tf32", 0.9999), ("bfloat16", 0.99), ("float16", 0.99)])
+def test_the_direction_is_that_of_float64(precision, cosine, normalisation, power_iterations):
+    net, x = make_net(normalisation, precision), images(6)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    with shared_noise(net), frozen_statistics(net):
+        _, linearised = net.linearised(x)
+        torch.manual_seed(1)
+        found = adversarial_direction(unusable, x, 3, power_iterations, linearised=linearised)
+        torch.manual_seed(1)
+        start = torch.randn(x.shape, device=DEVICE).double()
+        with mock.patch("torch.randn", return_value=start):
+            exact = adversarial_direction(logits_of(in_float64(net)), x.double(), 3, power_iterations)
+    assert found.dtype == torch.float32
+    assert smallest_cosine(found, exact) > cosine
+
+
+@needs_kernels
+@each_normalisation
+def test_what_the_network_pulls_back_is_the_transpose_of_what_it_pushes(normalisation):
+    net, x = make_net(normalisation, "tf32"), images(6)
+    with shared_noise(net), frozen_statistics(net), torch.no_grad():
+        output, linearised = net.linearised(x)
+        d, v = images(6, seed=1), torch.randn(output.logits.shape, device=DEVICE)
+        logits, tangent, pull = linearised(d)
+    torch.testing.assert_close(logits, output.logits)
+    assert float((v * tangent).sum()) == pytest.approx(float((pull(v) * d).sum()), rel=1e-4)
+
+
+@needs_kernels
+def test_where_predictions_are_all_but_certain_float16_still_finds_the_direction():
+    """Logits a hundred apart: what is pulled back is of the order of 1e-20."""
+    net, x = make_net("batch", "float16"), images(6)
+    net.output.b.data[0, 0] += 45.0
+    with shared_noise(net), frozen_statistics(net):
+        _, linearised = net.linearised(x)
+        _, tangent, pull = linearised(images(6, seed=1))
+        found = pull(1e-20 * tangent)
+        assert float(found.abs().max()) > 0
+        torch.testing.assert_close(found * 1e20, pull(tangent), rtol=1e-2, atol=1e-6)
+
+
+@needs_kernels
+def test_a_network_that_is_only_partly_fused_leaves_its_derivative_to_pytorch():
+    """18 x 18 images: the second pooling would halve 7 pixels."""
+    image = (3, 18, 18)
+    net, x = make_net("batch", "tf32", image=image), images(4, image=image)
+    assert net.linearised(x)[1] is None
+    assert torch.isfinite(vat_loss(net, x, images(4, seed=1, image=image))())
+
+
+# --- a step ----------------------------------------------------------------------------------------------------------
+
+
+def vat_loss(net, x, few, power_iterations=1, xi=0.0):
+    """The sum of the terms of vat+ent, as a function without arguments."""
+    options = {"epsilon": 2.0, "power_iterations": power_iterations, "xi": xi}
+    objective = Objective(VAT(Setup(net, lambda x: x, None, 100, CLASSES, options)), ent=True)
+    rows = torch.arange(x.shape[1], device=DEVICE)[None]
+    labelled = Batch(few, rows[:, : few.shape[1]] % CLASSES, rows[:, : few.shape[1]])
+    return lambda: torch.stack(list(objective(Batch(x, rows % CLASSES, rows, labelled))[0].values())).sum()
+
+
+def step(normalisation, fused, backend=None, dtype=torch.float32, **options):
+    """The loss, every gradient and the buffers after a step of VAT in float32; every draw is the same."""
+    net = make_net(normalisation, "tf32", fused)
+    run = vat_loss(net, images(6).to(dtype), images(4, seed=1).to(dtype), **options)
+    if backend is not None:
+        torch._dynamo.reset()
+        run = torch.compile(run, backend=backend, fullgraph=True, dynamic=False)
+    torch.manual_seed(2)
+    loss = run()
+    loss.backward()
+    return loss.detach(), {n: p.grad for n, p in net.named_parameters()}, dict(net.named_buffers())
+
+
+def assert_same_step(found, expected):
+    assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-4)
+    for name, gradient in expected[1].items():
+        assert float((found[1][name] - gradient).norm()) < 1e-4 * float(gradient.norm()), name
+    for name, buffer in expected[2].items():
+        torch.testing.assert_close(found[2][name], buffer, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@needs_kernels
+@each_normalisation
+@pytest.mark.parametrize("options", [{}, {"power_iterations": 2}, {"xi": 1e-2}], ids=str)
+def test_a_step_is_the_same_with_kernels_and_without(normalisation, options):
+    assert_same_step(step(normalisation, True, **options), step(normalisation, False, **options))
+
+
+@needs_kernels
+@pytest.mark.parametrize("options", [{}, {"xi": 1e-2}], ids=str)
+def test_a_compiled_step_is_the_same(options):
+    assert_same_step(step("batch-logits", True, "aot_eager", **options), step("batch-logits", False, **options))
+
+
+@needs_kernels
+def test_the_bits_of_a_step_repeat():
+    first, second = step("batch", True), step("batch", True)
+    assert torch.equal(first[0], second[0])
+    assert all(torch.equal(gradient, second[1][name]) for name, gradient in first[1].items())
+
+
+@needs_kernels
+def test_all_unlabelled_passes_share_their_noise_and_masks():
+    """Without a perturbation the last pass is the first: no divergence is left."""
+    net = make_net("batch", "tf32")
+    objective = VAT(Setup(net, lambda x: x, None, 100, CLASSES, {"epsilon": 0.0, "power_iterations": 1, "xi": 0.0}))
+    x, few, rows = images(6), images(4, seed=1), torch.arange(6, device=DEVICE)[None]
+    terms = objective.passes(Batch(x, rows, rows, Batch(few, rows[:, :4] % CLASSES, rows[:, :4]))).terms
+    assert abs(float(terms["consistency"])) < 1e-9
+
+
+@needs_kernels
+@each_normalisation
+def test_running_statistics_follow_the_labelled_pass_alone(normalisation):
+    net, alone = make_net(normalisation, "tf32"), make_net(normalisation, "tf32")
+    few = images(4, seed=1)
+    torch.manual_seed(2)
+    vat_loss(net, images(6), few)()
+    torch.manual_seed(2)
+    alone(few)
+    for name, buffer in net.named_buffers():
+        torch.testing.assert_close(buffer, alone.get_buffer(name), rtol=0, atol=0, msg=name)
+
+
+@needs_kernels
+def test_images_that_come_in_16_bits_are_perturbed_in_32():
+    """The direction before it has unit length may be below all that float16 can hold."""
+    loss, gradients, _ = step("batch", True, dtype=torch.float16)
+    expected, *_ = step("batch", True)
+    assert float(loss) == pytest.approx(float(expected), rel=0.05)
+    assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
+
+
+def test_images_on_a_cpu_are_not_fused():
+    assert not can_fuse(torch.zeros(2, 3, 16, 16), 32)
+
+
+def release(module):
+    return tuple(int(number) for number in module.__version__.split(".")[:2])
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's run")
+def test_all_of_this_in_the_interpreter():
+    triton = pytest.importorskip("triton")
+    if release(triton) < (3, 7) and release(np) >= (2, 4):
+        pytest.skip("Triton's interpreter runs with NumPy 2.4 from Triton 3.7 on")
+    command = [sys.executable, "-m", "pytest", "--noconftest", "--quiet", "-p", "no:cacheprovider", __file__]
+    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
