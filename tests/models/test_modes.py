@@ -6,7 +6,16 @@ import torch
 from layer_references import Weights, layer, randomise, statistics
 from torch import nn
 
-from sntg.models import SmallNet, estimate_statistics, frozen_statistics, initialising, shared_noise, stack
+from sntg.models import (
+    SmallNet,
+    estimate_statistics,
+    frozen_statistics,
+    initialising,
+    shared_noise,
+    stack,
+    use_precision,
+    without_kernels,
+)
 from sntg.models import layers as L
 from sntg.models import noise as N
 
@@ -202,3 +211,11 @@ def test_no_batches_leave_the_statistics_as_they_were():
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     estimate_statistics(net, iter([]))
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_without_kernels_no_layer_may_use_them_until_afterwards():
+    net = use_precision(SmallNet((1, 16, 16), 3), "tf32", fused=True)
+    convolutions = [m for m in net.modules() if isinstance(m, L.ConvMap)]
+    with without_kernels(net):
+        assert not any(m.fused for m in convolutions)
+    assert all(m.fused for m in convolutions)

@@ -203,3 +203,10 @@ def test_a_run_in_bfloat16_is_reproducible(trained):
     assert again.history == trained.history
     weights = again.model.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in trained.model.state_dict().items())
+
+
+@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+def test_every_convolution_may_be_allowed_the_gpus_kernels(normalisation):
+    net = use_precision(make_net(normalisation=normalisation), "bfloat16", fused=True)
+    assert all(m.fused for m in convolutions(net))
+    assert not any(m.fused for m in convolutions(use_precision(net, "bfloat16")))

@@ -69,16 +69,16 @@ def normalised_leaky_pooled(y: Tensor, g: Tensor | None, b: Tensor, mask: Tensor
 
 
 class Launch(NamedTuple):
-    """How the rows of every group are shared out among programs; `kernels.py` explains the grid."""
+    """How the rows of every group are shared out among programs; `grid.py` explains how."""
 
     grid: tuple[int, int, int]
     sizes: dict[str, int]
 
     @classmethod
     def over(cls, x: Tensor, reads: int) -> "Launch":
-        """For kernels that walk over the rows of x, (groups, n, H, W, C), and move `reads` rows as wide for each.
+        """For kernels that walk over the rows of x, (groups, n, H, W, C), and hold `reads` rows as wide for each.
 
-        Enough slices to fill the GPU, but none of few rows.
+        Enough slices to fill the GPU, but none of few rows. A full normalisation holds twice what a mean-only one does.
         """
         groups, rows, C = x.shape[0], x.shape[1:4].numel(), x.shape[4]
         columns = 2 * NARROWEST if C % (2 * NARROWEST) == 0 else NARROWEST
@@ -244,8 +244,9 @@ def pooled_pull(
     flags = {"W": dy.shape[4], "FULL": is_full(channels)}
     dp, mask, code = matrix(dp), matrix(mask), matrix(code)
     y = None if y is None else matrix(y)
+    before = Launch.over(mask, reads=4)
+    partial = before.sums(kernels.pooled_pull_sums, len(sums), dp, y, mask, code, channels, slope, **flags)
     launch = Launch.over(mask, reads=4 * len(sums))
-    partial = launch.sums(kernels.pooled_pull_sums, len(sums), dp, y, mask, code, channels, slope, **flags)
     launch.finish(kernels.pooled_pull, partial, dp, y, mask, code, channels, dy, sums, slope, **flags)
     return dy, sums
 

@@ -112,7 +112,7 @@ def add_moments(
         off = means - mean[None, :]
         variance = (within + tl.sum(n * off * off, 0)) / M
     else:
-        variance = mean * 0
+        variance = tl.zeros((COLUMNS,), tl.float32)
     return mean, variance
 
 

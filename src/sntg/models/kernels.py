@@ -95,7 +95,7 @@ def begin_layer(
         store_once(channels, 3, scale, C, COLUMNS)
         store_once(channels, 4, shift, C, COLUMNS)
     else:
-        scale, shift = mean * 0 + 1, bias - mean
+        scale, shift = tl.full((COLUMNS,), 1.0, tl.float32), bias - mean
     return scale[None, :], shift[None, :]
 
 
@@ -162,8 +162,7 @@ def load_line(channels, FULL: tl.constexpr, C: tl.constexpr, COLUMNS: tl.constex
     if FULL:
         scale, shift = load_kind(channels, 3, C, COLUMNS), load_kind(channels, 4, C, COLUMNS)
     else:
-        shift = tl.zeros((COLUMNS,), tl.float32)
-        scale = shift + 1
+        scale, shift = tl.full((COLUMNS,), 1.0, tl.float32), tl.zeros((COLUMNS,), tl.float32)
     return scale[None, :], shift[None, :]
 
 
@@ -221,7 +220,7 @@ def begin_linear(
     total = add_partials(partial, 0, C, COLUMNS, SLICES, SLICES_P2)
     store_once(sums, 0, total, C, COLUMNS)
     rest = (-total / M)[None, :]
-    lean = rest * 0
+    lean = tl.zeros((1, COLUMNS), tl.float32)
     if FULL:
         along = add_partials(partial, 1, C, COLUMNS, SLICES, SLICES_P2)
         store_once(sums, 1, along, C, COLUMNS)
