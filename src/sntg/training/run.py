@@ -21,7 +21,8 @@ from sntg.training.run_folder import CONFIG, SPLIT, RunFolder, check_free, read_
 from sntg.training.stopping import Stopped, stop_requests
 from sntg.training.tensorboard import Board, check_tensorboard
 
-FREE = ("data", "split_file", "storage", "checkpoint_seconds", "tensorboard")  # what may change when a run goes on
+# What may change when a run goes on; an engine may not work any more where it goes on, and a slower one takes over.
+FREE = ("data", "split_file", "storage", "engine", "checkpoint_seconds", "tensorboard")
 OnEpoch = Callable[[Record], None]
 OnEpochs = Callable[[list[Record]], None]  # of every run of a stack
 OnStep = Callable[[Stack], None]
