@@ -27,7 +27,7 @@ def constraints() -> list[str]:
 
 def project_files() -> Iterator[Path]:
     yield from (ROOT / name for name in ("README.md", "Makefile", "pyproject.toml"))
-    for folder in ("src", "tests", "docs", "studies", "examples"):
+    for folder in ("src", "tests", "docs", "studies", "examples", "benchmarks"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts and path != Path(__file__).resolve():
                 yield path

@@ -29,7 +29,7 @@ QUICK = ["--set", "epochs=2", "--set", "batch=1000"]
 BEGUN = ["config.json", "metrics.jsonl", "split.txt"]
 FINISHED = sorted([*BEGUN, "features.safetensors", "figures", "model.safetensors"])
 SET_OR_SCALED = ["batch", "epochs", "graph_ramp", "graph_start", "ramp_down", "ramp_up"]
-COMMANDS = ["train", "resume", "recipe", "split", "demo", "methods", "datasets", "models", "data"]
+COMMANDS = ["train", "resume", "recipe", "split", "demo", "bench", "methods", "datasets", "models", "data"]
 SOURCE = str(Path(sntg.__file__).parents[1])
 
 

@@ -337,6 +337,25 @@ def test_the_papers_network_goes_on_to_the_same_bits_in_every_precision(engine, 
     assert_goes_on_to_the_same_bits("pi+ent+sntg", engine, 3, precision=precision, model="conv13")
 
 
+# --- streamed points -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.parametrize("method", ["pi+sntg", "vat"])
+def test_points_streamed_from_the_host_train_to_the_same_bits(method, engine):
+    """Over two shuffles, so that a batch prefetched too early or copied too late would show."""
+    ends = []
+    for storage in ("device", "host"):
+        config = make_config(method, engine, model="small", storage=storage)
+        with own_randomness(config):
+            runs = make_stack(config)
+            assert runs.batches.x.device.type == ("cpu" if storage == "host" else DEVICE)
+            while not runs.finished:
+                runs.advance()
+        ends.append(copied(runs.state()))
+    assert differing(*ends) == []
+
+
 # --- what is written down --------------------------------------------------------------------------------------------
 
 

@@ -178,8 +178,7 @@ class Bench:
 
 def evaluate(stack: Stack) -> None:
     """What the end of an epoch does: the test error of the student and of the averaged weights."""
-    stack._error(stack.model)
-    stack._error(stack.objective.base.averaged())
+    stack.errors()
 
 
 def release(device: torch.device) -> None:

@@ -41,7 +41,7 @@ class Shuffled:
     def coming(self, batches: int = 0) -> Tensor | None:
         """The host's copy of the rows `next` gives now, or some batches later; None where they are not shuffled yet."""
         if self.on_host is None:
-            self.on_host = self.order.cpu()
+            self.on_host = self.order.to("cpu", copy=True)
         end = self.taken + batches * self.n
         return self.on_host[:, end - self.n : end] if end <= self.on_host.shape[1] else None
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 Run = Callable[[], None]
 WARM_UP = 3  # steps before the recording: they compile, choose algorithms and allocate, which a recording must not
+MOST_STACKS = 256  # of one process; their steps have the same code, so each counts as a recompilation of the first
 
 
 class SlowerEngine(UserWarning):
@@ -84,7 +85,6 @@ def graph(step: Step) -> Run:
 
 
 def _compile(step: Step) -> Step:
-    torch._dynamo.reset()  # the parts of another stack have the same code: they would count as recompilations of it
     return replace(
         step,
         forward=torch.compile(step.forward, fullgraph=True, dynamic=False),
@@ -126,7 +126,7 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
     'eager'
     """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=MOST_STACKS):
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # they are used where the precision says so
             run = ENGINES[name](step)
     except Exception as e:
@@ -143,5 +143,5 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
 def _reason(e: Exception) -> str:
     """What went wrong, in a line: a compiler's message has it in the last line that names an error."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*:", line)]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Warning)\b.*:", line)]
     return (named or lines or [""])[-1 if named else 0] or type(e).__name__

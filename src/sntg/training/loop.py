@@ -240,10 +240,7 @@ class Stack:
         nothing: list[float | None] = [None] * len(self.configs)
         errors = {"student_error": nothing, "ema_error": nothing}
         if self.finished or epoch % self.shared.eval_every == 0:
-            errors = {
-                "student_error": self._error(self.model),
-                "ema_error": self._error(self.objective.base.averaged()),
-            }
+            errors = self.errors()
         moment = self.timetable.moment(self.step - 1)
         reported = errors["ema_error" if self.shared.report == "ema" else "student_error"]
         return [
@@ -258,6 +255,10 @@ class Stack:
             }
             for r, summary in enumerate(self.log.summaries())
         ]
+
+    def errors(self) -> dict[str, list[float | None]]:
+        """Each run's error on the test set in percent, of the student's weights and of the averaged ones."""
+        return {"student_error": self._error(self.model), "ema_error": self._error(self.objective.base.averaged())}
 
     def _reported(self) -> Classifier:
         return self.objective.base.averaged() if self.shared.report == "ema" else self.model
