@@ -42,7 +42,8 @@ each_normalisation = pytest.mark.parametrize("normalisation", NORMALISATIONS)
 
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch):
-    """In the interpreter the kernels apply to images on a CPU too."""
+    """In the interpreter the kernels apply to images on a CPU too; and they are for what training runs in."""
+    torch.set_default_dtype(torch.float32)
     if INTERPRETED:
         monkeypatch.setattr(layers, "can_fuse", lambda x, channels: x.dtype != torch.float64 and channels % 32 == 0)
 
@@ -201,7 +202,8 @@ def test_a_compiled_step_is_the_same():
 
 
 @needs_kernels
-def test_the_bits_of_a_step_repeat():
+def test_the_bits_of_a_step_repeat(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # as a run does
     first, second = step("batch", True), step("batch", True)
     assert torch.equal(first[0], second[0])
     assert all(torch.equal(gradient, second[1][name]) for name, gradient in first[1].items())

@@ -1,8 +1,8 @@
 """The engines on a GPU: eager, compiled and recorded training are the same, and a replay repeats nothing it should not.
 
 A convolutional net at full learning rate is chaotic: under Adam a difference of 1e-7 grows about tenfold every few
-steps. So engines are compared one step at a time from a common state; and over 50 steps their drift is held against
-that of an eager twin whose weights began one unit in the last place away.
+steps. So engines are compared one step at a time from a common state, and over 50 steps; and both differences are held
+against those of an eager twin whose weights began one unit in the last place away.
 """
 
 import statistics
@@ -79,15 +79,26 @@ def same_draws(monkeypatch):
 # --- one step from a common state, and fifty -------------------------------------------------------------------------
 
 
+def perturb(runs):
+    """Every weight one unit in the last place higher."""
+    theta = runs.optimiser.theta
+    theta.copy_(torch.nextafter(theta, torch.full_like(theta, torch.inf)))
+
+
 def compare_steps(eager, other, steps):
     """The largest relative differences of gradients, steps and averages, from the eager run's own states.
 
-    And the gradients' median: of millions of maxima and kinks one may fall on the other side, once in some steps.
+    And the gradients' medians, of the engine and of a perturbed twin: of millions of maxima and kinks one may fall on
+    the other side, once in some steps.
     """
     all_found = []
     for _ in range(steps):
         state, history = copied(eager.state()), [list(h) for h in eager.histories]
         before = eager.optimiser.theta.clone()
+        perturb(eager)
+        eager.advance()
+        perturbed = eager.optimiser.gradient.clone()
+        eager.load_state(state, [list(h) for h in history])
         eager.advance()
         other.load_state(state, history)  # it puts the random numbers back, too
         other.advance()
@@ -95,6 +106,7 @@ def compare_steps(eager, other, steps):
         averages = [runs.objective.base._averaged for runs in (other, eager)]
         found = {
             "gradient": relative(ours.gradient - theirs.gradient, theirs.gradient),
+            "twin's gradient": relative(perturbed - theirs.gradient, theirs.gradient),
             "step": relative(ours.theta - theirs.theta, theirs.theta - before),
             "weights": relative(ours.theta - theirs.theta, theirs.theta),
             "average": relative(averages[0] - averages[1], averages[1]),
@@ -104,7 +116,8 @@ def compare_steps(eager, other, steps):
         all_found.append(found)
     names = ("gradient", "step", "weights", "average", "losses")
     worst = {name: max(found.get(name, 0.0) for found in all_found) for name in names}
-    return worst | {"median gradient": statistics.median(found["gradient"] for found in all_found)}
+    medians = {f"median {n}": statistics.median(f[n] for f in all_found) for n in ("gradient", "twin's gradient")}
+    return worst | medians
 
 
 def fifty_steps(config, perturbed=False):
@@ -112,8 +125,7 @@ def fifty_steps(config, perturbed=False):
     with own_randomness(config):
         runs = make_stack(config)
         if perturbed:
-            theta = runs.optimiser.theta
-            theta.copy_(torch.nextafter(theta, torch.full_like(theta, torch.inf)))
+            perturb(runs)
         for _ in range(50):
             runs.advance()
     return runs.optimiser.theta.clone()
@@ -134,12 +146,14 @@ def assert_engine_is_eager(method, engine, record_property, **settings):
     for name, value in report.items():
         record_property(name, value)
     print(f"\n{method} {engine}: " + ", ".join(f"{name} {value:.1e}" for name, value in report.items()))
-    assert worst["median gradient"] < 1e-3
-    assert worst["gradient"] < 1e-2
+    natural_step = worst["median twin's gradient"]
+    assert worst["median gradient"] < max(1e-3, 5 * natural_step)
+    assert worst["gradient"] < max(1e-2, 50 * natural_step)
     assert worst["weights"] < 1e-4
     assert worst["average"] < 1e-4
     assert worst["losses"] < 1e-3
-    assert worst["step"] < 0.05  # where a gradient is nearly zero, Adam's step is of full length and of either sign
+    # Where a gradient is nearly zero, Adam's step is of full length and of either sign.
+    assert worst["step"] < max(0.05, 50 * natural_step)
     assert drift < max(1e-3, 5 * natural)
 
 
