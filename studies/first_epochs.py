@@ -17,7 +17,7 @@ import torch
 from tuning import save
 
 from sntg.training import Stack, resolve
-from sntg.training.loop import own_randomness
+from sntg.training.randomness import own_randomness
 
 METHODS = ["supervised", "sntg", "pi", "pi+sntg", "tempens", "tempens+sntg", "mt", "mt+sntg"]
 METHODS += ["vat", "vat+sntg", "vat+ent", "vat+ent+sntg"]

@@ -6,7 +6,8 @@ from torch.func import jvp
 
 from sntg.bench.counting import count
 from sntg.training import resolve
-from sntg.training.loop import Stack, own_randomness
+from sntg.training.loop import Stack
+from sntg.training.randomness import own_randomness
 
 BATCH, LABELLED = 5, 3
 

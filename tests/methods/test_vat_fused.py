@@ -42,8 +42,10 @@ each_normalisation = pytest.mark.parametrize("normalisation", NORMALISATIONS)
 
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch):
-    """In the interpreter the kernels apply to images on a CPU too; and they are for what training runs in."""
+    """In the interpreter the kernels apply to images on a CPU too. Weights are float32, as in training, and so are
+    products here: tf32 is the layout of images alone."""
     torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     if INTERPRETED:
         monkeypatch.setattr(layers, "can_fuse", lambda x, channels: x.dtype != torch.float64 and channels % 32 == 0)
 

@@ -18,7 +18,8 @@ from sntg.models.noise import GaussianNoise
 from sntg.training import engines, resolve, run, train
 from sntg.training.config import Config
 from sntg.training.engines import ENGINES, Step, best_engine, best_precision, start_engine
-from sntg.training.loop import Stack, own_randomness
+from sntg.training.loop import Stack
+from sntg.training.randomness import own_randomness
 
 # 120 points, 4 steps an epoch; all terms at full weight and rate from the first step on.
 SMALL = {"validation": 5880, "batch": 30, "epochs": 13, "epoch_steps": 4, "eval_every": 13}

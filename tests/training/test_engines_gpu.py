@@ -15,7 +15,8 @@ from sntg.data import Dataset, Split
 from sntg.models.noise import GaussianNoise
 from sntg.training import resolve
 from sntg.training.inputs import Inputs
-from sntg.training.loop import Stack, own_randomness
+from sntg.training.loop import Stack
+from sntg.training.randomness import own_randomness
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

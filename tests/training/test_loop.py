@@ -12,8 +12,9 @@ from sntg.errors import DivergenceError, UsageError
 from sntg.methods import METHODS, all_names, parse
 from sntg.training import loop, resolve, run, train
 from sntg.training.evaluation import error
-from sntg.training.loop import STACKABLE, Stack, check_stack, own_randomness
+from sntg.training.loop import STACKABLE, Stack, check_stack
 from sntg.training.metrics import EpochLog
+from sntg.training.randomness import own_randomness
 from sntg.training.timetable import Timetable
 
 # Everything the outcome hangs on, whatever the recipes say; ramps of 0 let every term count from the first step.

@@ -15,7 +15,8 @@ from sntg.data import IMAGE_SETS, load_dataset, whitening
 from sntg.data.images import find
 from sntg.methods import parse
 from sntg.training import inputs, resolve
-from sntg.training.loop import Stack, own_randomness
+from sntg.training.loop import Stack
+from sntg.training.randomness import own_randomness
 
 DATASETS = ("mnist", "svhn", "cifar10")
 METHODS = ["supervised", "sntg", "pi", "pi+sntg", "tempens", "tempens+sntg", "mt", "mt+sntg"]

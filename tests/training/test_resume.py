@@ -21,7 +21,8 @@ from sntg.errors import UsageError
 from sntg.methods import METHODS
 from sntg.training import Stopped, resolve, resume, run
 from sntg.training.checkpoints import read_latest, write_checkpoint
-from sntg.training.loop import Stack, own_randomness
+from sntg.training.loop import Stack
+from sntg.training.randomness import own_randomness
 from sntg.training.run_folder import RunFolder
 
 RUN = sys.modules["sntg.training.run"]  # the package has the function under the module's name

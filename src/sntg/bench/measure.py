@@ -15,7 +15,7 @@ from sntg.bench.counting import count
 from sntg.bench.timing import UNMEASURED, block_length, matrix_rate, seconds, take_turns
 from sntg.training import Inputs, Stack
 from sntg.training.engines import best_engine, best_precision
-from sntg.training.loop import own_randomness
+from sntg.training.randomness import own_randomness
 
 GIB = 2**30
 

@@ -7,8 +7,7 @@ All that training carries from one step to the next is in `Stack.state`, so that
 on from there to the same bits.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -38,6 +37,7 @@ from sntg.training.evaluation import error, predict
 from sntg.training.graphs import build_graph
 from sntg.training.inputs import Inputs, load_inputs
 from sntg.training.metrics import EpochLog
+from sntg.training.randomness import own_randomness
 from sntg.training.run_folder import build_model
 from sntg.training.schedules import Schedule
 from sntg.training.streaming import fits
@@ -339,20 +339,3 @@ def _schedule(c: Config, inputs: Inputs) -> Schedule:
     factor = float((inputs.labels >= 0).double().mean()) if c.label_factor else 1.0  # L/N; all labels are a factor of 1
     same = {f.name for f in fields(Schedule)} & set(c.as_dict()) - {"label_factor"}  # what both call alike
     return Schedule(lr_max=c.lr, label_factor=factor, **{name: getattr(c, name) for name in same})
-
-
-@contextmanager
-def own_randomness(config: Config) -> Iterator[None]:
-    """Seeds torch's generators for the run and gives the caller's back afterwards. On a GPU it also makes that one the
-    current one, and asks for kernels that give the same bits every time: or a resumed run would end elsewhere."""
-    device = torch.device(config.device)
-    on_gpu = device.type == "cuda"
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
-    with torch.cuda.device(device) if on_gpu else nullcontext(), torch.random.fork_rng([device] if on_gpu else []):
-        torch.manual_seed(config.seed)
-        try:
-            cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = True, False, config.precision == "tf32"
-            yield
-        finally:
-            cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = before

@@ -16,7 +16,8 @@ from sntg.figures import Decisions, Embedding, draw_curves, draw_decisions, draw
 from sntg.training.checkpoints import drop_after, read_latest, remove_checkpoints, write_checkpoint
 from sntg.training.config import Config
 from sntg.training.evaluation import predict
-from sntg.training.loop import Record, Stack, Trained, own_randomness
+from sntg.training.loop import Record, Stack, Trained
+from sntg.training.randomness import own_randomness
 from sntg.training.run_folder import CONFIG, SPLIT, RunFolder, check_free, read_config
 from sntg.training.stopping import Stopped, stop_requests
 from sntg.training.tensorboard import Board, check_tensorboard
