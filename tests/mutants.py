@@ -50,6 +50,8 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("adversarial.py", "test_adversarial.py"): [
         ("clean_logits.detach()", "clean_logits"),
         ("* (p.shape[-2] / xi)", "/ xi"),  # the loss is a mean over the rows
+        ("pull(v / scale) * scale", "pull(v) * (scale / scale)"),  # float16 loses what is small
+        ("pull(v / scale) * scale", "pull(v / scale) * (scale / scale)"),  # r stays short where all is certain
     ],
     ("methods/supervised.py", "methods/test_supervised.py"): [
         ("torch.no_grad(), frozen", "frozen"),

@@ -263,3 +263,22 @@ def test_unit_scales_over_as_many_axes_as_an_input_has():
 def test_a_step_or_a_number_of_iterations_that_cannot_be_is_refused(wrong):
     with pytest.raises(UsageError, match=r"power_iterations = .* xi = "):
         adversarial_direction(lambda x: x, torch.zeros(2, 3), **wrong)
+
+
+@pytest.mark.parametrize("certainty", [0.0, 20.0, 60.0])
+def test_where_predictions_are_certain_a_gradient_in_float16_still_has_the_direction(certainty):
+    """Logits 20 apart: what is pulled back is of the order of 1e-9, and float16 ends at 6e-8."""
+    x, logits = torch.from_numpy(X), linear(torch.from_numpy(X))
+    logits[:, 0] += certainty
+
+    def in_float16(d):
+        return logits, linear(d), lambda v: (v.half() @ torch.from_numpy(A).half()).double()
+
+    def in_float64(d):
+        return logits, linear(d), lambda v: v @ torch.from_numpy(A)
+
+    found, exact = (direction(linear, x, linearised=which) for which in (in_float16, in_float64))
+    assert cosines(found, exact).mean() > 0.999
+    np.testing.assert_allclose(
+        found.norm(dim=1), exact.norm(dim=1), rtol=1e-2
+    )  # short where it was short

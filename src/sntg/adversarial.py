@@ -21,6 +21,8 @@ from sntg.errors import UsageError
 from sntg.losses import consistency_kl
 from sntg.models import Linearised, differentiated
 
+LARGEST = 16.0  # entry of what is pulled back: it may grow a thousandfold before float16 overflows
+
 Predict = Callable[[Tensor], Tensor]  # inputs -> logits, the same function (noise, masks) at every call
 
 
@@ -75,11 +77,18 @@ def unit(d: Tensor, event_dims: int = 1) -> Tensor:
 
 @torch.no_grad()
 def _hessian_product(linearised: Linearised, d: Tensor) -> Tensor:
-    """J^T (diag(p) - p p^T) J d."""
+    """J^T (diag(p) - p p^T) J d.
+
+    Where predictions are certain, what is pulled back is as small as their uncertainty, and float16 ends at 6e-8: so it
+    gets a scale that suits it on the way. The rows of a batch are scaled alike, for batch normalisation ties them
+    together.
+    """
     logits, tangent, pull = linearised(d)
     p = F.softmax(logits, -1)
     v = p * tangent
-    return pull(v - p * v.sum(-1, keepdim=True))
+    v = v - p * v.sum(-1, keepdim=True)
+    scale = v.abs().amax((-2, -1), keepdim=True).clamp(min=1e-30) / LARGEST
+    return pull(v / scale) * scale.reshape(scale.shape + (1,) * (d.ndim - v.ndim))
 
 
 @torch.no_grad()

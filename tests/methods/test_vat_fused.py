@@ -135,15 +135,14 @@ def test_what_the_network_pulls_back_is_the_transpose_of_what_it_pushes(normalis
 
 @needs_kernels
 def test_where_predictions_are_all_but_certain_float16_still_finds_the_direction():
-    """Logits a hundred apart: what is pulled back is of the order of 1e-20."""
+    """Logits 20 apart: what is pulled back is of the order of 1e-9."""
     net, x = make_net("batch", "float16"), images(6)
-    net.output.b.data[0, 0] += 45.0
+    net.output.b.data[0, 0] += 20.0
     with shared_noise(net), frozen_statistics(net):
         _, linearised = net.linearised(x)
-        _, tangent, pull = linearised(images(6, seed=1))
-        found = pull(1e-20 * tangent)
-        assert float(found.abs().max()) > 0
-        torch.testing.assert_close(found * 1e20, pull(tangent), rtol=1e-2, atol=1e-6)
+        found = direction(unusable, x, 1, linearised)
+        exact = direction(logits_of(in_float64(net)), x.double(), 1)
+    assert float(cosines(found, exact).mean()) > 0.98
 
 
 @needs_kernels

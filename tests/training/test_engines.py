@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sntg.errors import UsageError
-from sntg.methods import METHODS
+from sntg.methods import METHODS, all_names
 from sntg.models.noise import GaussianNoise
 from sntg.training import engines, resolve, run, train
 from sntg.training.config import Config
@@ -212,8 +212,16 @@ def test_a_recording_without_a_gpu_does_not_work_and_leads_to_the_next(put_engin
 
 def test_the_best_of_a_cpu_is_eager_in_float32():
     assert best_engine(torch.device("cpu")) == "eager"
-    assert best_precision(torch.device("cpu")) == "float32"
+    assert best_precision(torch.device("cpu"), "vat+ent+sntg") == "float32"
     assert best_engine(torch.device("cuda")) == "graph"
+
+
+@pytest.mark.parametrize("method", all_names())
+@pytest.mark.parametrize("native", [True, False])
+def test_the_best_of_a_gpu_is_16_bits_where_it_has_them_and_float16_for_vat(method, native, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
+    expected = ("float16" if method.startswith("vat") else "bfloat16") if native else "float32"
+    assert best_precision(torch.device("cuda"), method) == expected
 
 
 # --- trial steps leave no trace --------------------------------------------------------------------------------------

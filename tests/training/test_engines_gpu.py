@@ -374,12 +374,13 @@ def test_points_streamed_from_the_host_train_to_the_same_bits(method, engine):
 # --- what is written down --------------------------------------------------------------------------------------------
 
 
-def test_on_a_gpu_auto_is_a_recording_in_the_gpus_best_precision():
-    config = make_config("supervised", "auto", "auto", model="small")
+@pytest.mark.parametrize(("method", "precision"), [("supervised", "bfloat16"), ("vat", "float16")])
+def test_on_a_gpu_auto_is_a_recording_in_the_gpus_best_precision(method, precision):
+    config = make_config(method, "auto", "auto", model="small")
     with own_randomness(config):
         (decided,) = Stack([config], [make_inputs()]).configs
     assert decided.engine == "graph"
-    assert decided.precision == ("bfloat16" if torch.cuda.is_bf16_supported() else "float32")
+    assert decided.precision == (precision if torch.cuda.is_bf16_supported() else "float32")
 
 
 @pytest.mark.slow

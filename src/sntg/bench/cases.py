@@ -4,7 +4,7 @@ On a GPU the data have CIFAR-10's shapes and random content, so that no dataset 
 pixels. On a CPU they are the small datasets themselves.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,22 +48,23 @@ def plan(device: str) -> list[Group]:
     >>> [f"{case.method} {case.engine}" for case in plan("cpu")[0]]
     ['pi+sntg eager', 'pi+sntg compiled', 'pi eager']
     """
-    engine, precision = best_engine(torch.device(device)), best_precision(torch.device(device))
-    if torch.device(device).type == "cuda":
-        return _gpu_plan(engine, precision)
+    where = torch.device(device)
+    if where.type == "cuda":
+        return _gpu_plan(best_engine(where), {method: best_precision(where, method) for method in METHODS})
+    best, precision = best_engine(where), best_precision(where, EVERY_WAY)
     return [
-        [Case(name, EVERY_WAY, e, precision) for e in ("eager", "compiled")] + [Case(name, "pi", engine, precision)]
+        [Case(name, EVERY_WAY, e, precision) for e in ("eager", "compiled")] + [Case(name, "pi", best, precision)]
         for name in ("two-moons", "digits")
     ]
 
 
-def _gpu_plan(engine: str, precision: str) -> list[Group]:
-    """`engine` and `precision` are what `auto` means. Its case of a method comes first: it finds the compiler's cache
-    empty, as a first run would."""
-    pairs = [[Case(IMAGES, m, engine, precision) for m in (base + SNTG, base)] for base in BASES]
-    first = [precision, *(p for p in PRECISIONS if p != precision)]
+def _gpu_plan(engine: str, precision: Mapping[str, str]) -> list[Group]:
+    """`engine` and each method's `precision` are what `auto` means. Its case of a method comes first: it finds the
+    compiler's cache empty, as a first run would."""
+    pairs = [[Case(IMAGES, m, engine, precision[m]) for m in (base + SNTG, base)] for base in BASES]
+    first = [precision[EVERY_WAY], *(p for p in PRECISIONS if p != precision[EVERY_WAY])]
     every_way = [Case(IMAGES, EVERY_WAY, e, p) for p in first for e in reversed(ENGINES)]
-    eager = [Case(IMAGES, m, "eager", precision) for m in METHODS if m != EVERY_WAY]
+    eager = [Case(IMAGES, m, "eager", precision[m]) for m in METHODS if m != EVERY_WAY]
     return [pairs[0], *([c] for c in every_way if c not in pairs[0]), *pairs[1:], *([c] for c in eager)]
 
 

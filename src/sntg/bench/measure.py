@@ -153,7 +153,8 @@ class Bench:
         return replace(row, second_warm_up_s=took)
 
     def _empty(self, case: Case) -> Row:
-        auto = (case.engine, case.precision) == (best_engine(self.device), best_precision(self.device))
+        best = best_engine(self.device), best_precision(self.device, case.method)
+        auto = (case.engine, case.precision) == best
         return Row(case.dataset, case.method, case.engine, case.engine, case.precision, auto)
 
     def _data(self, case: Case) -> Inputs:

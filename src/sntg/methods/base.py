@@ -73,6 +73,7 @@ class Method:
     line: str  # what it is, in one line, for `sntg methods`
     terms: tuple[str, ...] = ("supervised", "consistency")  # the names of its loss terms
     separate_labelled = False  # whether it wants labelled rows in a batch of their own
+    sixteen_bits = "bfloat16"  # the 16-bit format that is exact enough for it
 
     def __init__(self, setup: Setup) -> None:
         self.model = setup.model

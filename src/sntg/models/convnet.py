@@ -22,7 +22,7 @@ from sntg.models.layers import (
     Dense,
     DenseMap,
 )
-from sntg.models.linearised import Linearised, LinearMap, after, differentiated, rescaled
+from sntg.models.linearised import Linearised, LinearMap, after, differentiated
 from sntg.models.noise import Dropout, GaussianNoise
 
 Block = tuple[tuple[int, int, str], ...]  # of (outputs, kernel size, padding)
@@ -103,7 +103,7 @@ class ConvNet(Classifier):
         output = Output(self.g(features), features)
         if prod(self.runs) > 1 or len(trace) < 1 + sum(map(len, self.BLOCKS)):
             return output, None
-        return output, rescaled(after(trace, differentiated(self.g, features.detach())))
+        return output, after(trace, differentiated(self.g, features.detach()))
 
 
 def _mean(x: Tensor) -> Tensor:

@@ -10,8 +10,6 @@ Map = Callable[[Tensor], Tensor]
 Products = tuple[Tensor, Tensor, Map]  # f(x), J d, and v -> J^T v
 Linearised = Callable[[Tensor], Products]  # of d
 
-LARGEST = 16.0  # entry of what is pulled back: it may grow a thousandfold before float16 overflows
-
 
 class LinearMap(NamedTuple):
     """A linear map and its transpose: what a layer does to a tangent, and to a gradient that comes back."""
@@ -51,24 +49,5 @@ def after(maps: Sequence[LinearMap], last: Linearised) -> Linearised:
             return v
 
         return output, tangent, pull_all
-
-    return along
-
-
-def rescaled(linearised: Linearised) -> Linearised:
-    """The same, for images in float16: what is pulled back has a scale that suits it on the way.
-
-    Where predictions are certain, v is as small as their uncertainty, and float16 ends at 6e-8. The rows of a batch are
-    scaled alike, for batch normalisation ties them together.
-    """
-
-    def along(d: Tensor) -> Products:
-        output, tangent, pull = linearised(d)
-
-        def pull_rescaled(v: Tensor) -> Tensor:
-            scale = v.abs().amax((-2, -1), keepdim=True).clamp(min=1e-30) / LARGEST
-            return pull(v / scale) * scale[..., None, None]
-
-        return output, tangent, pull_rescaled
 
     return along

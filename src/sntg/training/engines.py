@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sntg.methods import METHODS, parse
+
 Run = Callable[[], None]
 WARM_UP = 3  # steps before the recording: they compile, choose algorithms and allocate, which a recording must not
 MOST_STACKS = 256  # of one process; their steps have the same code, so each counts as a recompilation of the first
@@ -108,14 +110,14 @@ def best_engine(device: torch.device) -> str:
     return "graph" if device.type == "cuda" else "eager"
 
 
-def best_precision(device: torch.device) -> str:
-    """The fastest precision shown to reach float32's error: docs/performance.md has the runs.
+def best_precision(device: torch.device, method: str) -> str:
+    """The fastest precision that is exact enough for the method: docs/performance.md has the figures.
 
-    >>> best_precision(torch.device("cpu"))
+    >>> best_precision(torch.device("cpu"), "pi+sntg")
     'float32'
     """
     native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bfloat16" if native else "float32"
+    return METHODS[parse(method).base].sixteen_bits if native else "float32"
 
 
 def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, Run]:

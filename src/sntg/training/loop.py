@@ -322,10 +322,10 @@ class Stack:
 
 
 def _decided(config: Config) -> Config:
-    """The config with `auto` replaced by what it means on its device."""
+    """The config with `auto` replaced by what it means for its method on its device."""
     device = torch.device(config.device)
     engine = best_engine(device) if config.engine == "auto" else config.engine
-    precision = best_precision(device) if config.precision == "auto" else config.precision
+    precision = best_precision(device, config.method) if config.precision == "auto" else config.precision
     return replace(config, engine=engine, precision=precision)
 
 
