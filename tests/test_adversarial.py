@@ -279,6 +279,4 @@ def test_where_predictions_are_certain_a_gradient_in_float16_still_has_the_direc
 
     found, exact = (direction(linear, x, linearised=which) for which in (in_float16, in_float64))
     assert cosines(found, exact).mean() > 0.999
-    np.testing.assert_allclose(
-        found.norm(dim=1), exact.norm(dim=1), rtol=1e-2
-    )  # short where it was short
+    np.testing.assert_allclose(found.norm(dim=1), exact.norm(dim=1), rtol=1e-2)  # short where it was short

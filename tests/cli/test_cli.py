@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
 import sntg
@@ -21,7 +22,7 @@ from sntg.cli import main, progress
 from sntg.data import CATALOGUE
 from sntg.methods import METHODS
 from sntg.models import build
-from sntg.training import engines, resolve
+from sntg.training import engines, loop, resolve
 from sntg.training.config import ARGUMENTS
 
 HOW = "engine eager, float32, on cpu"  # what a run says first
@@ -322,6 +323,17 @@ def test_an_epoch_of_several_seeds_is_described_by_the_first_ones_terms_and_thei
     assert progress.describe(records) == "supervised 0.5000  error 2.50 %"
 
 
+def test_a_full_gpu_is_told_in_a_sentence(cli, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB")
+
+    monkeypatch.setattr(loop.Batches, "__init__", full)
+    code, _, err = cli(*train(tmp_path / "RUN", *QUICK))
+    assert code == 1
+    assert err.splitlines()[-1].startswith("sntg: the GPU's memory is full: ")
+    assert "Traceback" not in err
+
+
 def test_an_engine_that_does_not_work_is_told_in_a_sentence(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main puts its own in
     monkeypatch.setitem(engines.ENGINES, "compiled", lambda step: 1 / 0)
@@ -342,6 +354,11 @@ def test_several_seeds_make_a_series_with_a_line_for_each_and_their_mean(cli, tm
     assert folder == f"run folder: {tmp_path / 'RUN'}"
     assert files(tmp_path / "RUN") == ["seed-2", "seed-4", "series.json"]
     assert "Traceback" not in err
+
+
+def test_a_seed_beside_several_is_refused(cli, tmp_path):
+    result = cli(*train(tmp_path / "RUN", *QUICK, "--seeds", "0-1", "--seed", "0"))
+    assert_refused(result, "--seed 0 and --seeds 0-1: give one of them")
 
 
 @pytest.mark.parametrize("seeds", ["3-1", "a", "0,0"])
@@ -406,6 +423,7 @@ def test_bad_arguments(cli, tmp_path, arguments, words):
         (["graph=knn", "neighbours=6000"], ["6000"]),
         (["model=small"], ["SmallNet", "model=mlp"]),
         (["translate=2"], ["translate = 2"]),
+        (["epoch_steps=2000000000"], ["epoch_steps = 2000000000", "1000000"]),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, list) else None,
 )

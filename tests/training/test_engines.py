@@ -216,6 +216,12 @@ def test_the_best_of_a_cpu_is_eager_in_float32():
     assert best_engine(torch.device("cuda")) == "graph"
 
 
+def test_a_network_without_convolutions_computes_in_float32_and_says_so():
+    config = resolve("two-moons", 12, "pi", precision="bfloat16", epochs=1)
+    with own_randomness(config):
+        assert Stack([config]).configs[0].precision == "float32"
+
+
 @pytest.mark.parametrize("method", all_names())
 @pytest.mark.parametrize("native", [True, False])
 def test_the_best_of_a_gpu_is_16_bits_where_it_has_them_and_float16_for_vat(method, native, monkeypatch):
@@ -304,7 +310,8 @@ def test_what_auto_became_is_in_the_configs_of_the_stack():
 
 def test_what_was_asked_for_stays(put_engine):
     put_engine("compiled", engine_that(takes=1))
-    (config,) = make_stack(make_config("pi", "compiled", precision="bfloat16")).configs
+    asked = resolve("digits", 50, "pi", engine="compiled", precision="bfloat16", epochs=1, epoch_steps=2)
+    (config,) = make_stack(asked).configs
     assert (config.engine, config.precision) == ("compiled", "bfloat16")
 
 

@@ -6,14 +6,17 @@ against those of an eager twin whose weights began one unit in the last place aw
 """
 
 import statistics
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
 
 from sntg.data import Dataset, Split
-from sntg.models.noise import GaussianNoise
+from sntg.models.noise import Dropout, GaussianNoise
 from sntg.training import resolve
+from sntg.training.adam import Adam
+from sntg.training.engines import SlowerEngine
 from sntg.training.inputs import Inputs
 from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
@@ -304,6 +307,65 @@ def test_getting_an_engine_ready_leaves_no_trace(method, engine):
     with own_randomness(config):
         expected = copied(make_stack(replace(config, engine="eager")).state())
     assert differing(state, expected) == []
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_replays_drop_half_add_noise_of_the_right_size_and_keep_the_views_apart(precision, monkeypatch):
+    """The draws themselves, taken out of the recorded step: a mask that keeps 0.4, or one mask for both views, would
+    train, a little worse."""
+    config = make_config("pi", ENGINES[-1], precision, model="conv13")
+    for kind in (GaussianNoise, Dropout):
+
+        def draw(self, x, plain=kind.draw):
+            self.seen = plain(self, x)
+            return self.seen
+
+        monkeypatch.setattr(kind, "draw", draw)
+    with own_randomness(config):
+        runs = make_stack(config)
+        net = runs.model
+        seen = {module: [] for module in (net.noise, *net.dropouts)}
+        for _ in range(8):
+            runs.advance()
+            for module, kept in seen.items():
+                kept.append(module.seen.detach().float().clone())
+    for module, kept in seen.items():
+        drawn = torch.stack(kept)  # (steps, runs, views, n, C, H, W)
+        a, b = drawn[:, 0, 0], drawn[:, 0, 1]
+        count = a.numel()
+        if module is net.noise:
+            assert abs(drawn.mean().item()) < 5 / count**0.5
+            assert drawn.std().item() == pytest.approx(1, abs=5 / count**0.5)
+        else:
+            assert set(drawn.unique().tolist()) == {0.0, 2.0}
+            assert drawn.mean().item() == pytest.approx(1, abs=5 / count**0.5)
+        for one, other in ((a, b), (a[1:], a[:-1]), (a[:, 1:], a[:, :-1]), (a[:, :, 1:], a[:, :, :-1])):
+            correlation = torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]
+            assert abs(correlation.item()) < 6 / one.numel() ** 0.5
+
+
+def test_a_recording_that_fails_leaves_a_run_that_goes_on_compiled(monkeypatch):
+    """A step that asks the host: it compiles and runs, but cannot be recorded."""
+    config = make_config("pi+sntg", "graph", model="small", epochs=1)
+    gather = Adam.gather
+
+    def asks(self):
+        gather(self)
+        self.gradient.sum().item()
+
+    monkeypatch.setattr(Adam, "gather", asks)
+    ends = []
+    for engine in ("graph", "compiled"):
+        with own_randomness(config), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            runs = Stack([replace(config, engine=engine)], [make_inputs()])
+            told = [str(w.message) for w in caught if issubclass(w.category, SlowerEngine)]
+            assert len(told) == (engine == "graph")
+            assert runs.configs[0].engine == "compiled"
+            while not runs.finished:
+                runs.advance()
+        ends.append(copied(runs.state()))
+    assert differing(*ends) == []
 
 
 # --- stopping and going on -------------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """Several seeds of one run: side by side or one after the other, interrupted or not, each in a folder of its own."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from sntg.errors import UsageError
-from sntg.training import RunFolder, load, read_seeds, resolve, resume_series, run, run_series
+from sntg.errors import DivergenceError, UsageError
+from sntg.training import RunFolder, final_errors, load, read_seeds, resolve, resume_series, run, run_series
 from sntg.training.series import SERIES, SIDE_BY_SIDE
 
 SEEDS = (3, 1, 4)
@@ -120,6 +121,25 @@ def test_seeds_that_are_done_are_left_alone(tmp_path):
     assert (tmp_path / "seed-0/model.safetensors").stat().st_mtime_ns == before
 
 
+def test_the_errors_of_a_series_are_those_of_all_seeds_that_are_done_whenever_that_was(tmp_path):
+    with pytest.raises(Interrupted):
+        run_series([digits(0), digits(1)], tmp_path, on_step=interrupt_after(5))
+    assert len(final_errors(tmp_path)) == 1
+    (trained,) = resume_series(tmp_path)
+    errors = final_errors(tmp_path)
+    assert len(errors) == 2
+    assert errors[1] == trained.error
+
+
+def test_a_seed_that_diverges_does_not_keep_the_others_from_training(tmp_path):
+    """Its own learning rate is what a stack may have of its own."""
+    configs = [replace(digits(0), lr=1e30), digits(1), replace(digits(2), lr=1e30)]
+    for attempt in (lambda: run_series(configs, tmp_path), lambda: resume_series(tmp_path)):
+        with pytest.raises(DivergenceError, match=r"seed 0: .*; seed 2: "):
+            attempt()
+        assert RunFolder(tmp_path / "seed-1").finished
+
+
 def test_a_finished_series_and_what_is_none_are_refused(tmp_path):
     run_series([moons(0, epochs=1), moons(1, epochs=1)], tmp_path / "done")
     with pytest.raises(UsageError, match="nothing to resume"):
@@ -127,9 +147,10 @@ def test_a_finished_series_and_what_is_none_are_refused(tmp_path):
     with pytest.raises(UsageError, match="is not empty"):
         run_series([moons(0), moons(1)], tmp_path / "done")
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / SERIES).write_text("{}")
-    with pytest.raises(UsageError, match="cannot be read"):
-        resume_series(tmp_path / "other")
+    for text in ("{}", "[" * 100_000, "[]", "[1]", '[{"no": "such setting"}]'):
+        (tmp_path / "other" / SERIES).write_text(text)
+        with pytest.raises(UsageError, match="cannot be read"):
+            resume_series(tmp_path / "other")
     assert sorted(p.name for p in (tmp_path / "other").iterdir()) == [SERIES]
 
 

@@ -5,6 +5,8 @@ import warnings
 from concurrent.futures.process import BrokenProcessPool
 from typing import TextIO
 
+import torch
+
 from sntg.cli.app import app
 from sntg.errors import DivergenceError, UsageError
 from sntg.training.engines import SlowerEngine
@@ -28,6 +30,8 @@ def main() -> None:
         _stop(str(e), 1)
     except OSError as e:  # a disk that fills up in mid-run, say
         _stop(f"stopped by the system: {e}", 1)
+    except torch.OutOfMemoryError:
+        _stop("the GPU's memory is full: make room there, or use --storage host, smaller batches (--set batch=...)", 1)
     except BrokenProcessPool:
         _stop("a worker process was killed, perhaps for lack of memory: run it again", 1)
 

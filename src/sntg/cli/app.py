@@ -62,7 +62,9 @@ def train(
     dataset: DatasetName,
     labels: Labels = "",
     method: Annotated[str, typer.Option(help="A method by name; see `sntg methods`.")] = "pi+sntg",
-    seed: Seed = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Decides the labels, the initial weights and every random draw; 0 if not given.")
+    ] = None,
     seeds: Annotated[
         str,
         typer.Option(help="Several seeds, 0-3 or 0,2,5: a run each, in a folder seed-N."),
@@ -94,9 +96,11 @@ def train(
     places: dict[str, Any] = {"device": default_device() if device == "auto" else device, "data": data}
     places |= {"engine": engine, "precision": precision, "storage": storage}
     places |= {"validation": validation, "split_file": split, "tensorboard": tensorboard}
-    each = read_seeds(seeds) if seeds else [seed]
+    if seeds and seed is not None:
+        raise UsageError(f"--seed {seed} and --seeds {seeds}: give one of them")
+    each = read_seeds(seeds) if seeds else [seed or 0]
     configs = [resolve(dataset, _labels(labels, split), method, s, **places, **_read(settings)) for s in each]
-    name = f"{configs[0].dataset}-{configs[0].labels}-{configs[0].method}-{seeds or seed}"
+    name = f"{configs[0].dataset}-{configs[0].labels}-{configs[0].method}-{seeds or each[0]}"
     train_with_progress(configs, out or Path("runs") / name)
 
 

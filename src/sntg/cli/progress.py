@@ -22,6 +22,7 @@ from sntg.training import (
     Stopped,
     Trained,
     config_to_resume,
+    final_errors,
     read_series,
     resume,
     resume_series,
@@ -120,9 +121,9 @@ def _show(configs: Sequence[Config], out: Path, work: Callable[[Display], list[T
         _stop(f"stopped by the system: {e}" + _hint(out, f"goes on {cure}"), 1)
     for trained in done:
         print(_outcome(trained))
-    if len(done) > 1:
-        errors = [trained.error for trained in done]
-        print(f"{len(done)} seeds: {mean(errors):.2f} % error on average, deviation {stdev(errors):.2f}")
+    if len(configs) > 1:
+        errors = final_errors(out)
+        print(f"{len(errors)} seeds: {mean(errors):.2f} % error on average, deviation {stdev(errors):.2f}")
     print(f"run folder: {out}")
 
 

@@ -35,7 +35,8 @@ def _convnet(kind: type[ConvNet]) -> Builder:
     return build
 
 
-MODELS: dict[str, Builder] = {"mlp": _mlp, "small": _convnet(SmallNet), "conv13": _convnet(Conv13)}
+CONVOLUTIONAL: dict[str, type[ConvNet]] = {"small": SmallNet, "conv13": Conv13}
+MODELS: dict[str, Builder] = {"mlp": _mlp} | {name: _convnet(kind) for name, kind in CONVOLUTIONAL.items()}
 
 
 def build(

@@ -8,11 +8,21 @@ from sntg.training.recipes import recipe, resolve
 from sntg.training.run import config_to_resume, resume, run
 from sntg.training.run_folder import RunFolder, load
 from sntg.training.schedules import Schedule, ramp_down, ramp_up
-from sntg.training.series import SERIES, read_seeds, read_series, resume_series, run_series
+from sntg.training.series import SERIES, final_errors, read_seeds, read_series, resume_series, run_series
 from sntg.training.stopping import Stopped
 from sntg.training.workers import train_all
 
 __all__ = ["SERIES", "Adam", "Config", "Inputs", "Record", "RunFolder", "Schedule", "Stack", "Stopped"]
 __all__ += ["Trained"]
 __all__ += ["config_to_resume", "load", "load_inputs", "ramp_down", "ramp_up", "read_setting", "recipe", "resolve"]
-__all__ += ["read_seeds", "read_series", "resume", "resume_series", "run", "run_series", "train", "train_all"]
+__all__ += [
+    "final_errors",
+    "read_seeds",
+    "read_series",
+    "resume",
+    "resume_series",
+    "run",
+    "run_series",
+    "train",
+    "train_all",
+]

@@ -105,7 +105,7 @@ BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "seed": (0, LARGEST),
     "epochs": (1, None),
     "validation": (0, None),
-    "epoch_steps": (0, None),
+    "epoch_steps": (0, 1_000_000),  # the timetable has a line for each
     "batch": (0, None),
     "labelled_batch": (0, None),
     "lr": (0, None),

@@ -13,28 +13,34 @@ from sntg.training.config import Config
 from sntg.training.evaluation import predict
 from sntg.training.run_folder import SPLIT, load, read_config
 
+AT_ONCE = 1000  # points on the device while an earlier run predicts
 SAME_SPLIT = ("dataset", "labels", "seed", "split", "label_noise", "validation", "whitening")
 
 
-def build_graph(configs: Sequence[Config], x: Tensor, splits: Sequence[Split] = ()) -> Graph:
-    """The graph of a stack of runs with training points x (runs, N, *event) and the splits they come from."""
-    return BUILDERS[configs[0].graph](configs, x, splits)
+def build_graph(configs: Sequence[Config], points: Sequence[Tensor], splits: Sequence[Split] = ()) -> Graph:
+    """The graph of a stack of runs with each run's training points (N, *event), in the host's memory, and its split."""
+    return BUILDERS[configs[0].graph](configs, points, splits)
 
 
-def _knn(configs: Sequence[Config], x: Tensor, splits: Sequence[Split]) -> Graph:
-    return KNNGraph(torch.stack([KNNGraph.build(points, configs[0].neighbours).neighbours for points in x]))
+def _knn(configs: Sequence[Config], points: Sequence[Tensor], splits: Sequence[Split]) -> Graph:
+    neighbours = torch.stack([KNNGraph.build(x, configs[0].neighbours).neighbours for x in points])
+    return KNNGraph(neighbours.to(configs[0].device))
 
 
-def _fixed(configs: Sequence[Config], x: Tensor, splits: Sequence[Split]) -> Graph:
-    """What an earlier run predicts for the points."""
+def _fixed(configs: Sequence[Config], points: Sequence[Tensor], splits: Sequence[Split]) -> Graph:
+    """What an earlier run predicts for the points, which go to the device some at a time."""
     folder = configs[0].fixed_from
     check_same_split(configs, read_config(Path(folder)))
     for split in splits:
         stored = read_split(Path(folder) / SPLIT, split.labels, entry(configs[0].dataset).classes)
         if not torch.equal(stored.labels, split.labels):
             raise UsageError(f"fixed_from is a run that saw other labels: compare its {SPLIT} with this run's")
-    earlier = load(folder).to(x.device)
-    return FixedGraph(predict(earlier, x.flatten(0, 1)).logits.argmax(-1).view(x.shape[:2]))
+    earlier, device = load(folder).to(configs[0].device), configs[0].device
+
+    def classes(x: Tensor) -> Tensor:
+        return torch.cat([predict(earlier, part.to(device)).logits.argmax(-1) for part in torch.split(x, AT_ONCE)])
+
+    return FixedGraph(torch.stack([classes(x) for x in points]))
 
 
 def check_same_split(configs: Sequence[Config], earlier: Config) -> None:
@@ -46,9 +52,9 @@ def check_same_split(configs: Sequence[Config], earlier: Config) -> None:
                 raise UsageError(f"fixed_from is a run with {key} = {theirs}, and this run has {key} = {ours}")
 
 
-BUILDERS: dict[str, Callable[[Sequence[Config], Tensor, Sequence[Split]], Graph]] = {
-    "hard": lambda configs, x, splits: HardGraph(),
-    "soft": lambda configs, x, splits: SoftGraph(configs[0].temperature),
+BUILDERS: dict[str, Callable[[Sequence[Config], Sequence[Tensor], Sequence[Split]], Graph]] = {
+    "hard": lambda configs, points, splits: HardGraph(),
+    "soft": lambda configs, points, splits: SoftGraph(configs[0].temperature),
     "knn": _knn,
     "fixed": _fixed,
 }

@@ -20,6 +20,7 @@ from sntg.errors import UsageError
 from sntg.losses import consistency_kl, consistency_mse
 from sntg.methods import METHODS, GraphTerm, Objective, Seen, Setup, parse
 from sntg.models import (
+    CONVOLUTIONAL,
     LOSS_SCALE,
     PRECISIONS,
     Classifier,
@@ -294,19 +295,19 @@ class Stack:
     def _batches(self) -> Batches:
         """The training points where they are drawn from, with the border that moved images show."""
         c = self.shared
-        x = torch.stack([i.data.train_x for i in self.inputs])
+        x = pad(torch.stack([i.data.train_x for i in self.inputs]), c.translate, c.padding)
         if self.device.type == "cuda" and PRECISIONS[c.precision] and self.model.event_dims == 3:
             x = x.half()  # finer than bfloat16, and noise far above its steps is added anyway
         if c.storage == "device" or (c.storage == "auto" and fits(x.nbytes, self.device)):
             x = x.to(self.device)
         labels = torch.stack([i.labels for i in self.inputs]).to(self.device)
-        return Batches(pad(x, c.translate, c.padding), labels, c.batch, c.labelled_batch, self.kind.separate_labelled)
+        return Batches(x, labels, c.batch, c.labelled_batch, self.kind.separate_labelled)
 
     def _objective(self, configs: Sequence[Config]) -> Objective:
         c, name = self.shared, parse(self.shared.method)
         term = None
         if name.sntg:
-            points = torch.stack([i.data.train_x for i in self.inputs]).to(self.device)
+            points = [i.data.train_x for i in self.inputs]
             graph = build_graph(configs, points, [i.split for i in self.inputs])
             term = GraphTerm(graph, c.pairs, c.n_pairs, c.margin, c.graph_labels == "merge")
         return Objective(self.kind(self._setup()), name.ent, term)
@@ -326,6 +327,8 @@ def _decided(config: Config) -> Config:
     device = torch.device(config.device)
     engine = best_engine(device) if config.engine == "auto" else config.engine
     precision = best_precision(device, config.method) if config.precision == "auto" else config.precision
+    if config.model not in CONVOLUTIONAL:
+        precision = "float32"  # it is that of convolutions
     return replace(config, engine=engine, precision=precision)
 
 

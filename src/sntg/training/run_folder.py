@@ -86,6 +86,10 @@ class RunFolder:
         """Puts the metrics back to where a checkpoint was written."""
         write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in records))
 
+    def last_error(self) -> float:
+        """The error the run reports, from its last line of metrics."""
+        return float(json.loads((self.path / METRICS).read_text(encoding="utf-8").splitlines()[-1])["error"])
+
     def save_model(self, model: nn.Module) -> None:
         """Writes the weights, if they are numbers: the last step's losses do not show what that step did to them."""
         for name, tensor in model.state_dict().items():

@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from sntg.errors import UsageError
+from sntg.errors import DivergenceError, UsageError
 from sntg.files import write_text
 from sntg.training.config import Config, config_from
 from sntg.training.loop import Trained, check_stack
 from sntg.training.run import OnEpochs, OnStep, begin, config_to_resume, go_on, resume, run
-from sntg.training.run_folder import CONFIG, RunFolder, check_free
+from sntg.training.run_folder import CONFIG, WEIGHTS, RunFolder, check_free
 
 SERIES = "series.json"
 SIDE_BY_SIDE = ("mlp",)  # models whose seeds gain from one pass
@@ -101,13 +101,18 @@ def _train(
     """Begins what has not begun, goes on with what has, and leaves alone what is done."""
     if configs[0].model in SIDE_BY_SIDE:
         return _together(configs, home, data, on_epoch, on_step, on_damage)
-    trained = []
+    trained, failures = [], []
     for config in configs:
         folder = _folder(home, config)
-        if not (folder.path / CONFIG).exists():
-            trained.append(run(config, folder.path, lambda record: on_epoch([record]), on_step))
-        elif not folder.finished:
-            trained.append(resume(folder.path, data, lambda record: on_epoch([record]), on_step, on_damage))
+        try:
+            if not (folder.path / CONFIG).exists():
+                trained.append(run(config, folder.path, lambda record: on_epoch([record]), on_step))
+            elif not folder.finished:
+                trained.append(resume(folder.path, data, lambda record: on_epoch([record]), on_step, on_damage))
+        except DivergenceError as e:  # the other seeds may do better
+            failures.append(f"seed {config.seed}: {e}")
+    if failures:
+        raise DivergenceError("; ".join(failures))
     return trained
 
 
@@ -140,8 +145,14 @@ def read_series(path: Path) -> list[Config]:
         if not (isinstance(listed, list) and listed):
             raise UsageError("it lists no runs")
         return [config_from(values) for values in listed]
-    except (OSError, ValueError, TypeError, AttributeError) as e:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as e:
         raise UsageError(f"{str(path / SERIES)!r} cannot be read: {e}") from None
+
+
+def final_errors(path: Path) -> list[float]:
+    """The error of each seed that is done, whenever that was."""
+    folders = [_folder(path, config) for config in read_series(path)]
+    return [folder.last_error() for folder in folders if (folder.path / WEIGHTS).exists()]
 
 
 def _folder(home: Path, config: Config) -> RunFolder:

@@ -32,7 +32,7 @@ class Streamed:
     """
 
     def __init__(self, x: Tensor, n: int, device: torch.device) -> None:
-        self.x = x.pin_memory() if device.type == "cuda" else x
+        self.x = x
         self.slots = [Slot(x, n, device), Slot(x, n, device)]
         self.ready = torch.empty_like(self.slots[0].device)
         self.beside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
