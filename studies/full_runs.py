@@ -1,6 +1,6 @@
 """Full runs on CIFAR-10, and the choice of k that precedes them.
 
-    python studies/full_runs.py run --method pi+sntg --data DIR --out RUN [--seed 1] [--set KEY=VALUE ...]
+    python studies/full_runs.py run --method pi+sntg --data DIR --out RUN [--seed 1] [--precision tf32] [--set K=V ...]
     python studies/full_runs.py choose --method pi+sntg --data DIR --out FOLDER [--then]
 
 `run` is `sntg train` with its provenance in RUN/result.json. `choose` trains once with each k in {0.1, 0.2, 0.4} on a
@@ -62,9 +62,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--then", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--precision", default="auto")
     parser.add_argument("--set", nargs="*", default=[], dest="settings")
     given = parser.parse_args()
-    settings = {"seed": given.seed, **dict(read_setting(s) for s in given.settings)}
+    settings = {"seed": given.seed, "precision": given.precision, **dict(read_setting(s) for s in given.settings)}
     if given.what == "choose":
         choose(given.method, given.data, given.out, given.then, settings)
     else:
