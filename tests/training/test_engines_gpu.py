@@ -174,6 +174,32 @@ def test_training_is_eager_training_for_every_method(method, engine, same_draws,
     assert_engine_is_eager(method, engine, record_property)
 
 
+def assert_mlp_ends_in_the_same_weights(method):
+    """The MLP is not chaotic: after 50 steps all engines are where eager is."""
+    apart = {"labelled_batch": 6} if method.startswith("vat") else {}
+    config = resolve("two-moons", 12, method, device=DEVICE, engine="eager", **(FULL | apart | {"noise": 0.0}))
+    ends = []
+    for engine in ("eager", *ENGINES):
+        with own_randomness(config):
+            runs = Stack([replace(config, engine=engine)])
+            assert runs.configs[0].engine == engine
+            for _ in range(50):
+                runs.advance()
+        ends.append(runs.optimiser.theta.clone())
+    for theta in ends[1:]:
+        assert relative(theta - ends[0], ends[0]) < 1e-3
+
+
+def test_after_fifty_steps_the_mlp_has_the_same_weights_under_every_engine(same_draws):
+    assert_mlp_ends_in_the_same_weights("pi+ent+sntg")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "pi+ent+sntg"])
+def test_after_fifty_steps_of_any_method_the_mlp_has_the_same_weights_under_every_engine(method, same_draws):
+    assert_mlp_ends_in_the_same_weights(method)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "settings"),
