@@ -387,6 +387,7 @@ def test_a_recording_that_fails_leaves_a_run_that_goes_on_compiled(monkeypatch):
             runs = Stack([replace(config, engine=engine)], [make_inputs()])
             told = [str(w.message) for w in caught if issubclass(w.category, SlowerEngine)]
             assert len(told) == (engine == "graph")
+            assert all("captur" in reason for reason in told)
             assert runs.configs[0].engine == "compiled"
             while not runs.finished:
                 runs.advance()

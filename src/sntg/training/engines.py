@@ -75,15 +75,27 @@ def graph(step: Step) -> Run:
             step()
     torch.cuda.current_stream().wait_stream(side)
     step.prepare()
-    recording = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(recording):
-        step.compute()
+    recording = _record(step.compute)
 
     def run() -> None:
         step.prepare()
         recording.replay()
 
     return run
+
+
+def _record(compute: Run) -> torch.cuda.CUDAGraph:
+    """The kernels of one call. One that fails is not ended as it should be: stream and generator are put back here."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.clone_state()
+    recording = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(recording):
+            compute()
+    except Exception as e:
+        generator.graphsafe_set_state(before)  # the old one would wait for the recording's end
+        raise (e.__context__ or e) from None  # what went wrong, not that the end then went wrong too
+    return recording
 
 
 def _compile(step: Step) -> Step:
