@@ -310,6 +310,16 @@ def test_on_a_terminal_the_losses_are_shown_within_an_epoch_too(tmp_path, monkey
     assert "consistency 0.0" in screen.getvalue()
 
 
+def test_a_gpu_is_not_asked_within_an_epoch(monkeypatch):
+    monkeypatch.setattr(progress, "GLANCE", 0.0)
+    console, config = Console(file=StringIO(), force_terminal=True), resolve("two-moons", 12, "pi")
+    log = SimpleNamespace(steps=3, means=lambda: pytest.fail("it was asked"))
+    gpu = SimpleNamespace(configs=[config], steps=9, step=3, log=log, finished=False, device=torch.device("cuda"))
+    with terminal.progress_bar(console) as bar:
+        progress.Display([config], console, bar).on_step(gpu)
+        assert bar.tasks[0].completed == 3
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [(None, "supervised 0.1235  sntg 2.0000"), (3.456, "supervised 0.1235  sntg 2.0000  error 3.46 %")],

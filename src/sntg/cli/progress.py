@@ -34,7 +34,7 @@ from sntg.training.run_folder import CONFIG
 
 PLAIN_LINES = 20  # how many lines a whole run prints when there is no terminal
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-GLANCE = 2.0  # seconds between two looks at the losses within an epoch: a look makes a GPU wait
+GLANCE = 2.0  # seconds between two looks at the losses within an epoch
 
 
 class Display:
@@ -62,7 +62,8 @@ class Display:
         passes = self.runs // len(stack.configs)
         self.bar.update(self.task, completed=self.done * stack.steps + stack.step, total=passes * stack.steps)
         now = time.monotonic()
-        if stack.log.steps and self.console.is_terminal and now - self.looked > GLANCE:
+        free = stack.device.type == "cpu"  # a GPU would have to be waited for, in the midst of an epoch
+        if free and stack.log.steps and self.console.is_terminal and now - self.looked > GLANCE:
             self.bar.update(self.task, description=_terms(stack.log.means()[0]) + self.error)
             self.looked = now
         self.done += stack.finished

@@ -53,6 +53,11 @@ class Layer(nn.Module):
         return self.V
 
     @property
+    def scale(self) -> Tensor | None:
+        """What the normalised output is multiplied by, (*runs, outputs); None where the normalisation is mean-only."""
+        return None
+
+    @property
     def batch_axes(self) -> tuple[int, ...]:
         """The axes a batch mean is taken over: rows and, in images, space."""
         return (-2 - self.spatial, *range(-self.spatial, 0))
@@ -147,6 +152,10 @@ class BatchNorm(Layer):
         self.g = nn.Parameter(torch.ones(outputs))
         self.register_buffer("running_var", torch.ones(outputs))
 
+    @property
+    def scale(self) -> Tensor | None:
+        return self.g
+
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear_map(x, self.weight())
         if self.training:
@@ -239,13 +248,13 @@ class ConvMap(Layer):
         return self.fused and self.training and not self.initialising and can_fuse(x, self.b.shape[-1])
 
     def _group_parameters(self, y: Tensor) -> tuple[Tensor | None, Tensor]:
-        """g, where it scales what is normalised, and b of each batch of the pass, (groups, outputs)."""
+        """The scale, where there is one, and the bias of each batch of the pass, (groups, outputs)."""
 
         def grouped(values: Tensor) -> Tensor:
             values = self.per_output(values, y)[..., 0, :, 0, 0]
             return values.expand(*y.shape[:-4], -1).reshape(-1, y.shape[-3])
 
-        return (grouped(self.g) if isinstance(self, BatchNorm) else None), grouped(self.b)
+        return (None if self.scale is None else grouped(self.scale)), grouped(self.b)
 
     def _passed(self, y: Tensor, done: Fused, trace: list[LinearMap] | None) -> Tensor:
         """The layer's output, after its running statistics have moved and its derivative is in the trace."""
