@@ -50,6 +50,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("adversarial.py", "test_adversarial.py"): [
         ("clean_logits.detach()", "clean_logits"),
         ("* (p.shape[-2] / xi)", "/ xi"),  # the loss is a mean over the rows
+        ("tangent - tangent.gather(-1, logits.argmax(-1, keepdim=True))", "tangent"),  # certainty would cancel the rest
         ("pull(v / scale) * scale", "pull(v) * (scale / scale)"),  # float16 loses what is small
         ("pull(v / scale) * scale", "pull(v / scale) * (scale / scale)"),  # r stays short where all is certain
     ],

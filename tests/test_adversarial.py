@@ -265,6 +265,20 @@ def test_a_step_or_a_number_of_iterations_that_cannot_be_is_refused(wrong):
         adversarial_direction(lambda x: x, torch.zeros(2, 3), **wrong)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("certainty", [0.0, 20.0, 60.0])
+def test_where_predictions_are_certain_what_is_left_of_them_gives_the_direction(certainty, dtype):
+    """The reference is a sum of p_k p_j (t_k - t_j), in which nothing cancels; p is e^-60 at the least."""
+    x, A_ = torch.from_numpy(X), torch.from_numpy(A)
+    shift = torch.zeros(K, dtype=torch.float64)
+    shift[0] = certainty
+    found = direction(lambda x: x @ A_.to(x.dtype).T + shift.to(x.dtype), x.to(dtype))
+    t = unit(start(x.shape, dtype).double()) @ A_.T
+    p = torch.softmax(x @ A_.T + shift, -1)
+    v = (p[:, :, None] * p[:, None, :] * (t[:, :, None] - t[:, None, :])).sum(-1)
+    assert cosines(found, v @ A_).min() > 0.999
+
+
 @pytest.mark.parametrize("certainty", [0.0, 20.0, 60.0])
 def test_where_predictions_are_certain_a_gradient_in_float16_still_has_the_direction(certainty):
     """Logits 20 apart: what is pulled back is of the order of 1e-9, and float16 ends at 6e-8."""

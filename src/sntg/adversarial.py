@@ -79,14 +79,15 @@ def unit(d: Tensor, event_dims: int = 1) -> Tensor:
 def _hessian_product(linearised: Linearised, d: Tensor) -> Tensor:
     """J^T (diag(p) - p p^T) J d.
 
-    Where predictions are certain, what is pulled back is as small as their uncertainty, and float16 ends at 6e-8: so it
-    gets a scale that suits it on the way. The rows of a batch are scaled alike, for batch normalisation ties them
-    together.
+    Where predictions are certain, what is pulled back is as small as their uncertainty. Two things keep it from being
+    lost. A constant added to J d changes nothing, so the likeliest class gets zero there: nothing large is left to
+    cancel. And as float16 ends at 6e-8, it gets a scale that suits it on the way; the rows of a batch are scaled alike,
+    for batch normalisation ties them together.
     """
     logits, tangent, pull = linearised(d)
     p = F.softmax(logits, -1)
-    v = p * tangent
-    v = v - p * v.sum(-1, keepdim=True)
+    t = tangent - tangent.gather(-1, logits.argmax(-1, keepdim=True))
+    v = p * (t - (p * t).sum(-1, keepdim=True))
     scale = v.abs().amax((-2, -1), keepdim=True).clamp(min=1e-30) / LARGEST
     return pull(v / scale) * scale.reshape(scale.shape + (1,) * (d.ndim - v.ndim))
 
