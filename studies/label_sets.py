@@ -37,7 +37,7 @@ def features(x: Tensor, kernel: Tensor) -> Tensor:
     return torch.cat([of(part) for part in torch.split(x, 250)]).double()
 
 
-def test_error(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> float:
+def ridge_error(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> float:
     """Of the ridge regression of the classes, +1 and -1, on the features."""
     targets = 2.0 * F.one_hot(y, 10).double() - 1
     weights = torch.linalg.solve(x.T @ x + PENALTY * torch.eye(x.shape[1]).double(), x.T @ targets)
@@ -58,7 +58,7 @@ def main() -> None:
     errors = []
     for seed in range(given.seeds):
         shown = make_split(data.train_y, LABELS, 10, seed).labels >= 0
-        errors.append(test_error(train_f[shown], data.train_y[shown], test_f, data.test_y))
+        errors.append(ridge_error(train_f[shown], data.train_y[shown], test_f, data.test_y))
         print(f"seed {seed}: {errors[-1]:.2f} %", flush=True)
     figures = {"errors": errors, "mean": mean(errors), "deviation": stdev(errors)}
     save({"name": "labels of a seed, ridge regression on fixed features", **figures}, given.out)

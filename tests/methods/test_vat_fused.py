@@ -4,15 +4,12 @@ On a GPU where there is one, else in Triton's interpreter, which truncates to bf
 for a whole process before Triton is imported, so one test here runs this file again in a process of its own.
 """
 
-import os
-import subprocess
-import sys
 from copy import deepcopy
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
+from interpreter import DEVICE, INTERPRETED, needs_kernels, run_in_interpreter
 
 from sntg.adversarial import adversarial_direction
 from sntg.methods import Batch, Objective, Setup
@@ -21,7 +18,6 @@ from sntg.models import (
     NORMALISATIONS,
     SmallNet,
     frozen_statistics,
-    grid,
     layers,
     shared_noise,
     stack,
@@ -30,13 +26,7 @@ from sntg.models import (
 )
 from sntg.models.fused import can_fuse
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 CLASSES, IMAGE = 4, (3, 16, 16)
-needs_kernels = pytest.mark.skipif(
-    not (grid.AVAILABLE and (INTERPRETED or torch.cuda.is_available())),
-    reason="needs Triton, and a GPU or TRITON_INTERPRET=1",
-)
 each_normalisation = pytest.mark.parametrize("normalisation", NORMALISATIONS)
 
 
@@ -249,16 +239,7 @@ def test_images_on_a_cpu_are_not_fused():
     assert not can_fuse(torch.zeros(2, 3, 16, 16), 32)
 
 
-def release(module):
-    return tuple(int(number) for number in module.__version__.split(".")[:2])
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's run")
 def test_all_of_this_in_the_interpreter():
-    triton = pytest.importorskip("triton")
-    if release(triton) < (3, 7) and release(np) >= (2, 4):
-        pytest.skip("Triton's interpreter runs with NumPy 2.4 from Triton 3.7 on")
-    command = [sys.executable, "-m", "pytest", "--noconftest", "--quiet", "-p", "no:cacheprovider", __file__]
-    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
+    run_in_interpreter(__file__)

@@ -4,20 +4,14 @@ The interpreter runs kernels on a CPU, but is chosen for a whole process before 
 runs this file again in a process of its own, with the interpreter and small shapes.
 """
 
-import os
-import subprocess
-import sys
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from interpreter import DEVICE, INTERPRETED, needs_kernels, run_in_interpreter
 from torch._subclasses import FakeTensorMode
 
 from sntg.models import fused, grid
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 SLOPE, EPS = 0.1, 1e-6
 CLEAR = 1e-5  # pre-activations nearer to zero than this may fall on either side of it in float32
 
@@ -30,10 +24,6 @@ REAL = [
     (1, 32, 256, 6, 6),
     (2, 7, 96, 10, 6),
 ]
-needs_kernels = pytest.mark.skipif(
-    not (grid.AVAILABLE and (INTERPRETED or torch.cuda.is_available())),
-    reason="needs Triton, and a GPU or TRITON_INTERPRET=1",
-)
 each_shape = pytest.mark.parametrize("shape", SMALL if INTERPRETED else REAL, ids=str)
 each_kind = pytest.mark.parametrize(
     ("full", "pool"),
@@ -398,15 +388,6 @@ def test_every_row_has_a_program_and_every_program_a_row(shape, dtype, reads):
         assert block & (block - 1) == 0  # Triton's blocks are powers of two
 
 
-def release(module):
-    return tuple(int(number) for number in module.__version__.split(".")[:2])
-
-
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's run")
 def test_all_of_this_in_the_interpreter():
-    triton = pytest.importorskip("triton")
-    if release(triton) < (3, 7) and release(np) >= (2, 4):
-        pytest.skip("Triton's interpreter runs with NumPy 2.4 from Triton 3.7 on")
-    command = [sys.executable, "-m", "pytest", "--noconftest", "--quiet", "-p", "no:cacheprovider", __file__]
-    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
+    run_in_interpreter(__file__)

@@ -129,6 +129,10 @@ def test_the_errors_of_a_series_are_those_of_all_seeds_that_are_done_whenever_th
     errors = final_errors(tmp_path)
     assert len(errors) == 2
     assert errors[1] == trained.error
+    for text in ("", "{}\n", "[" * 9 + "\n"):
+        (tmp_path / "seed-0/metrics.jsonl").write_text(text)
+        with pytest.raises(UsageError, match="does not end in the metrics of a finished run"):
+            final_errors(tmp_path)
 
 
 def test_a_seed_that_diverges_does_not_keep_the_others_from_training(tmp_path):

@@ -88,7 +88,10 @@ class RunFolder:
 
     def last_error(self) -> float:
         """The error the run reports, from its last line of metrics."""
-        return float(json.loads((self.path / METRICS).read_text(encoding="utf-8").splitlines()[-1])["error"])
+        try:
+            return float(json.loads((self.path / METRICS).read_text(encoding="utf-8").splitlines()[-1])["error"])
+        except (OSError, ValueError, LookupError, TypeError):
+            raise UsageError(f"{str(self.path / METRICS)!r} does not end in the metrics of a finished run") from None
 
     def save_model(self, model: nn.Module) -> None:
         """Writes the weights, if they are numbers: the last step's losses do not show what that step did to them."""
