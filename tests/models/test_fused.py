@@ -4,13 +4,15 @@ The interpreter runs kernels on a CPU, but is chosen for a whole process before 
 runs this file again in a process of its own, with the interpreter and small shapes.
 """
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
 from interpreter import DEVICE, INTERPRETED, needs_kernels, run_in_interpreter
 from torch._subclasses import FakeTensorMode
 
-from sntg.models import fused, grid
+from sntg.models import NORMALISATIONS, SmallNet, fused, grid, layers, use_precision
 
 SLOPE, EPS = 0.1, 1e-6
 CLEAR = 1e-5  # pre-activations nearer to zero than this may fall on either side of it in float32
@@ -335,6 +337,46 @@ def test_the_operators_keep_pytorchs_rules(full):
         torch.library.opcheck(fused.linear, (a, seen, channels, SLOPE, push))
     torch.library.opcheck(fused.pooled_push, (a, kept, mask, code, channels, SLOPE))
     torch.library.opcheck(fused.pooled_pull, (p, kept, mask, code, channels, SLOPE))
+
+
+@needs_kernels
+@each_dtype
+@each_shape
+@pytest.mark.parametrize("pool", [False, True])
+def test_in_evaluation_the_leaky_relu_is_taken_of_the_images_plus_a_bias(shape, dtype, pool):
+    y, _, b, _ = (None if t is None else t.detach() for t in random_layer(shape, dtype))
+    expected = F.leaky_relu(y.double() + b.double()[:, None, :, None, None], SLOPE)
+    if pool:
+        expected = F.max_pool2d(expected.flatten(0, 1), 2).unflatten(0, y.shape[:2])
+    found = fused.biased_leaky_pooled(y, b, SLOPE) if pool else fused.biased_leaky(y, b, SLOPE)
+    assert found.dtype == dtype
+    assert is_channels_last(found)
+    assert (found.data_ptr() == y.data_ptr()) == (not pool)  # no memory is taken where none is needed
+    torch.testing.assert_close(found.double(), expected, rtol=1.01 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+@needs_kernels
+@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+def test_a_network_is_evaluated_through_the_kernels_where_nobody_wants_a_gradient(normalisation, monkeypatch):
+    if INTERPRETED:
+        monkeypatch.setattr(layers, "can_fuse", lambda x, channels: channels % 32 == 0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    net = SmallNet((3, 16, 16), 4, normalisation=normalisation).float().to(DEVICE)
+    x = torch.randn(5, 3, 16, 16, device=DEVICE)
+    net.train()(x)
+    for name, tensor in net.state_dict().items():
+        if not name.endswith((".V", ".std")):
+            tensor += torch.rand_like(tensor)
+    plain = net.eval()(x)
+    use_precision(net, "tf32", fused=True)  # float32 on a CPU, and in the memory layout of the kernels
+    with mock.patch.object(layers, "biased_leaky", wraps=layers.biased_leaky) as kernel:
+        with torch.no_grad():
+            torch.testing.assert_close(net(x), plain, rtol=1e-4, atol=1e-4)
+        assert kernel.call_count == 3
+        net(x).logits.sum().backward()
+        assert kernel.call_count == 3
+    assert all(p.grad.abs().sum() > 0 for p in net.parameters())
 
 
 @needs_kernels

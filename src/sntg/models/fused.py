@@ -24,9 +24,10 @@ from sntg.models.linearised import LinearMap
 NARROWEST = 32  # channels in a block; C must be a multiple
 
 # Launch parameters, for a GPU with about 130 multiprocessors. They depend on shapes alone, and so do the sums' bits.
-PROGRAMS = 256  # about two a multiprocessor
-WARPS = 16  # of 32 threads in a program; a thread then has a few vectors of 16 bytes, and registers for two programs
-BLOCK_BYTES = 2**15  # that a program moves at a time: enough of them are under way to keep the memory busy
+PROGRAMS = 512  # about four a multiprocessor
+WARPS = 8  # of 32 threads in a program; a thread then has a few vectors of 16 bytes, and registers for four programs
+BLOCK_BYTES = 2**14  # that a program moves at a time
+STAGES = 3  # blocks of a program that are under way at a time: enough of them to keep the memory busy
 FEWEST_ROWS = 128  # in a slice; below this, adding up the slices costs more than the rows
 MOST_SLICES = 128  # of the rows of a group, for the same reason
 
@@ -68,6 +69,28 @@ def normalised_leaky_pooled(y: Tensor, g: Tensor | None, b: Tensor, mask: Tensor
     return Fused(pooled, channels, LinearMap(lambda t: torch.ops.sntg.pooled_push(t, *passed), pull))
 
 
+def biased_leaky(y: Tensor, b: Tensor, slope: float) -> Tensor:
+    """leaky_relu(y + b), for evaluation: without gradient, and in the memory of y if that is channels-last."""
+    y, none = matrix(y), no_mean(y)
+    handed = y, None, b, y, none, *strides(None, b), slope, 0.0
+    Launch.over(y, reads=1).finish(kernels.normalised_leaky, none, *handed, FULL=False)
+    return images(y)
+
+
+def biased_leaky_pooled(y: Tensor, b: Tensor, slope: float) -> Tensor:
+    """max_pool2d(leaky_relu(y + b), 2) for even H and W, for evaluation: without gradient."""
+    pooled, _, code = new_pooled(y, None, b, y, slope, 0.0)
+    kept, none = matrix(torch.ones_like(pooled)), no_mean(y)
+    handed = matrix(y), None, b, kept, pooled, code, none, *strides(None, b), slope, 0.0
+    Launch.over(kept, reads=4).finish(kernels.normalised_leaky_pooled, none, *handed, W=y.shape[4], FULL=False)
+    return pooled
+
+
+def no_mean(y: Tensor) -> Tensor:
+    """What a mean-only layer is handed that is to take off no mean: one slice of each group, of mean zero."""
+    return torch.zeros((1, y.shape[0], 1, y.shape[2]), dtype=torch.float32, device=y.device)
+
+
 class Launch(NamedTuple):
     """How the rows of every group are shared out among programs; `grid.py` explains how."""
 
@@ -92,6 +115,7 @@ class Launch(NamedTuple):
             "C": C,
             "ROWS": min(block_rows, power_of_two(slice_rows)),
             "COLUMNS": columns,
+            "STAGES": STAGES,
             "num_warps": WARPS,
         }
         return cls((across, ceil_div(rows, slice_rows), groups), sizes)
@@ -105,8 +129,7 @@ class Launch(NamedTuple):
 
     def finish(self, kernel: Any, partial: Tensor, *more: Any, **constants: Any) -> None:
         """Runs the kernel that begins with putting the slices together."""
-        slices = partial.shape[2]
-        self.run(kernel, partial, *more, SLICES=slices, SLICES_P2=power_of_two(slices), **constants)
+        self.run(kernel, partial, *more, slices=partial.shape[2], MOST=MOST_SLICES, **constants)
 
     def run(self, kernel: Any, partial: Tensor, *more: Any, **constants: Any) -> None:
         # Triton launches on the current device, PyTorch's own operators on their tensors'.
@@ -132,10 +155,15 @@ def matrix(x: Tensor) -> Tensor:
     return x.permute(0, 1, 3, 4, 2).contiguous()
 
 
+def images(x: Tensor) -> Tensor:
+    """The inverse of `matrix`."""
+    return x.permute(0, 1, 4, 2, 3)
+
+
 def new_images(like: Tensor, H: int, W: int, dtype: torch.dtype) -> Tensor:
     """As many images with as many channels, of another size; channels-last."""
     groups, n, C = like.shape[:3]
-    return torch.empty((groups, n, H, W, C), dtype=dtype, device=like.device).permute(0, 1, 4, 2, 3)
+    return images(torch.empty((groups, n, H, W, C), dtype=dtype, device=like.device))
 
 
 def new_channels(like: Tensor, kinds: int) -> Tensor:

@@ -32,7 +32,7 @@ else:
 
 
 @jit
-def block(rows, columns, C: tl.constexpr):
+def block(rows, columns, C):
     """The offsets of a block of a group's matrix: in int64 wherever `rows` are."""
     return rows[:, None] * C + columns[None, :]
 
@@ -69,61 +69,55 @@ def corner(pooled_rows, k: tl.constexpr, W: tl.constexpr):
 
 
 @jit
-def store_partial(partial, kind: tl.constexpr, values, C: tl.constexpr, COLUMNS: tl.constexpr):
+def store_partial(partial, kind: tl.constexpr, values, C, COLUMNS: tl.constexpr):
     """Stores what the program found in its slice."""
     row = (kind * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(1) + tl.program_id(1)
     tl.store(partial + row * C + program_columns(COLUMNS), values)
 
 
 @jit
-def load_partials(
-    partial, kind: tl.constexpr,
-    C: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
-):  # fmt: skip
-    """What was found in each of the group's SLICES, 0 in the rest: Triton's blocks are powers of two, so SLICES_P2."""
-    slices = tl.arange(0, SLICES_P2)
-    rows = (kind * tl.num_programs(2) + tl.program_id(2)) * SLICES + slices
-    return tl.load(partial + block(rows, program_columns(COLUMNS), C), mask=(slices < SLICES)[:, None], other=0.0)
+def load_partials(partial, kind: tl.constexpr, C, slices, COLUMNS: tl.constexpr, MOST: tl.constexpr):
+    """What was found in each of the group's slices, 0 in the rest of MOST: Triton's blocks have fixed sizes."""
+    numbers = tl.arange(0, MOST)
+    rows = (kind * tl.num_programs(2) + tl.program_id(2)) * slices + numbers
+    return tl.load(partial + block(rows, program_columns(COLUMNS), C), mask=(numbers < slices)[:, None], other=0.0)
 
 
 @jit
-def add_partials(
-    partial, kind: tl.constexpr,
-    C: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
-):  # fmt: skip
+def add_partials(partial, kind: tl.constexpr, C, slices, COLUMNS: tl.constexpr, MOST: tl.constexpr):
     """The sum over the whole group, from those of its slices."""
-    return tl.sum(load_partials(partial, kind, C, COLUMNS, SLICES, SLICES_P2), 0)
+    return tl.sum(load_partials(partial, kind, C, slices, COLUMNS, MOST), 0)
 
 
 @jit
-def add_moments(
-    partial, M, FULL: tl.constexpr,
-    C: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
-):  # fmt: skip
+def add_moments(partial, M, C, slices, FULL: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr):
     """The mean and, if FULL, the variance over the group's M rows (else 0), from the means of its slices and the sums
-    of their squared deviations: the deviations of the means come on top (Chan, Golub & LeVeque, 1979)."""
-    slices = tl.arange(0, SLICES_P2)
-    slice_rows = tl.cdiv(M, SLICES)
-    n = tl.maximum(tl.minimum(slice_rows, M - slices * slice_rows), 0).to(tl.float32)[:, None]  # in each slice
-    means = load_partials(partial, 0, C, COLUMNS, SLICES, SLICES_P2)
-    mean = tl.sum(n * means, 0) / M
+    of their squared deviations: the deviations of the means come on top (Chan, Golub & LeVeque, 1979).
+
+    What is added up is how far the means lie from the first one, which is known at once: no sum waits for another.
+    """
+    numbers = tl.arange(0, MOST)
+    slice_rows = tl.cdiv(M, slices)
+    n = tl.maximum(tl.minimum(slice_rows, M - numbers * slice_rows), 0).to(tl.float32)[:, None]  # rows in each slice
+    first = tl.load(partial + tl.program_id(2) * slices * C + program_columns(COLUMNS))
+    off = load_partials(partial, 0, C, slices, COLUMNS, MOST) - first[None, :]
+    total = tl.sum(n * off, 0)
     if FULL:
-        within = add_partials(partial, 1, C, COLUMNS, SLICES, SLICES_P2)
-        off = means - mean[None, :]
-        variance = (within + tl.sum(n * off * off, 0)) / M
+        squares = tl.sum(load_partials(partial, 1, C, slices, COLUMNS, MOST) + n * off * off, 0)
+        variance = tl.maximum(squares - total * total / M, 0.0) / M
     else:
         variance = tl.zeros((COLUMNS,), tl.float32)
-    return mean, variance
+    return first + total / M, variance
 
 
 @jit
-def store_once(result, kind: tl.constexpr, values, C: tl.constexpr, COLUMNS: tl.constexpr):
+def store_once(result, kind: tl.constexpr, values, C, COLUMNS: tl.constexpr):
     """Every slice's program knows what the group's slices come to; the first slice's stores it."""
     if tl.program_id(1) == 0:
         tl.store(result + (kind * tl.num_programs(2) + tl.program_id(2)) * C + program_columns(COLUMNS), values)
 
 
 @jit
-def load_kind(result, kind: tl.constexpr, C: tl.constexpr, COLUMNS: tl.constexpr):
+def load_kind(result, kind: tl.constexpr, C, COLUMNS: tl.constexpr):
     """What `store_once` stored."""
     return tl.load(result + (kind * tl.num_programs(2) + tl.program_id(2)) * C + program_columns(COLUMNS))

@@ -41,8 +41,8 @@ if AVAILABLE:
 
 @jit
 def moments(
-    partial, y, M, slice_rows,
-    FULL: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    partial, y, M, C, slice_rows,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """partial[:, group, slice] = the mean of y over the slice's rows and, if FULL, its summed squared deviation.
 
@@ -57,7 +57,7 @@ def moments(
         pivot = tl.load(y + first * C + columns).to(tl.float32)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     squares = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(first, end, ROWS):
+    for start in tl.range(first, end, ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         inside = (rows < end)[:, None]
         values = tl.load(y + block(rows, columns, C), mask=inside, other=0.0).to(tl.float32)
@@ -74,15 +74,15 @@ def moments(
 
 @jit
 def begin_layer(
-    partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, M,
-    FULL: tl.constexpr, C: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
+    partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, M, C, slices,
+    FULL: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """scale and shift of each channel's z = scale * y + shift, as rows: no more, for a thread holds eight channels'.
 
     What derivatives need is kept in `channels`: the mean and, if FULL, variance, 1 / deviation, scale and shift.
     """
     group, columns = tl.program_id(2).to(tl.int64), program_columns(COLUMNS)
-    mean, variance = add_moments(partial, M, FULL, C, COLUMNS, SLICES, SLICES_P2)
+    mean, variance = add_moments(partial, M, C, slices, FULL, COLUMNS, MOST)
     bias = tl.load(b + group * b_group + columns * b_channel)
     store_once(channels, 0, mean, C, COLUMNS)
     if FULL:
@@ -101,17 +101,17 @@ def begin_layer(
 
 @jit
 def normalised_leaky(
-    partial, y, g, b, a, channels, g_group, g_channel, b_group, b_channel, slope, eps, M, slice_rows,
+    partial, y, g, b, a, channels, g_group, g_channel, b_group, b_channel, slope, eps, M, C, slice_rows, slices,
     FULL: tl.constexpr,
-    C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """a = leaky(z)."""
     scale, shift = begin_layer(
-        partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, M, FULL, C, COLUMNS, SLICES, SLICES_P2
+        partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, M, C, slices, FULL, COLUMNS, MOST
     )
     group = tl.program_id(2).to(tl.int64)
     first, end = slice_ends(slice_rows, M)
-    for step in range(0, end - first, ROWS):
+    for step in tl.range(0, end - first, ROWS, num_stages=STAGES):
         rows = from_the_end(step, first, end, ROWS) + tl.arange(0, ROWS)
         inside = (rows < end)[:, None]
         offsets = group * M * C + block(rows, program_columns(COLUMNS), C)
@@ -121,9 +121,10 @@ def normalised_leaky(
 
 @jit
 def normalised_leaky_pooled(
-    partial, y, g, b, mask, pooled, code, channels, g_group, g_channel, b_group, b_channel, slope, eps, M, slice_rows,
+    partial, y, g, b, mask, pooled, code, channels, g_group, g_channel, b_group, b_channel, slope, eps,
+    M, C, slice_rows, slices,
     W: tl.constexpr, FULL: tl.constexpr,
-    C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """pooled = max(leaky(z)) * mask; code = which pixel won (0 to 3) + 4 if its z was above zero.
 
@@ -132,12 +133,12 @@ def normalised_leaky_pooled(
     whoever wins.)
     """
     scale, shift = begin_layer(
-        partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, 4 * M, FULL, C, COLUMNS, SLICES, SLICES_P2
+        partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, 4 * M, C, slices, FULL, COLUMNS, MOST
     )
     group, columns = tl.program_id(2).to(tl.int64), program_columns(COLUMNS)
     y += group * 4 * M * C
     first, end = slice_ends(slice_rows, M)
-    for step in range(0, end - first, ROWS):
+    for step in tl.range(0, end - first, ROWS, num_stages=STAGES):
         rows = from_the_end(step, first, end, ROWS) + tl.arange(0, ROWS)
         inside = (rows < end)[:, None]
         largest = tl.load(y + block(corner(rows, 0, W), columns, C), mask=inside).to(tl.float32) * scale
@@ -154,7 +155,7 @@ def normalised_leaky_pooled(
 
 
 @jit
-def load_line(channels, FULL: tl.constexpr, C: tl.constexpr, COLUMNS: tl.constexpr):
+def load_line(channels, C, FULL: tl.constexpr, COLUMNS: tl.constexpr):
     """scale and shift of each channel, as rows.
 
     A mean-only layer keeps a instead of y, which has z's sign. That is all there is to know: 1 and 0.
@@ -174,7 +175,7 @@ def sloped(values, seen, scale, shift, slope, FULL: tl.constexpr):
 
 
 @jit
-def store_sums(partial, of_t, of_yt, channels, FULL: tl.constexpr, C: tl.constexpr, COLUMNS: tl.constexpr):
+def store_sums(partial, of_t, of_yt, channels, C, FULL: tl.constexpr, COLUMNS: tl.constexpr):
     """Stores the slice's sums of t and of x^ t = (y - mean) t / deviation, from those of t and y t."""
     store_partial(partial, 0, of_t, C, COLUMNS)
     if FULL:
@@ -184,19 +185,19 @@ def store_sums(partial, of_t, of_yt, channels, FULL: tl.constexpr, C: tl.constex
 
 @jit
 def linear_sums(
-    partial, t, seen, channels, slope, M, slice_rows,
-    PUSH: tl.constexpr, FULL: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    partial, t, seen, channels, slope, M, C, slice_rows,
+    PUSH: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """partial[:, group, slice] = the sum of t over the slice's rows and, if FULL, of x^ t; slope * t if not PUSH.
 
     seen: y, or a where the layer is mean-only.
     """
-    scale, shift = load_line(channels, FULL, C, COLUMNS)
+    scale, shift = load_line(channels, C, FULL, COLUMNS)
     group = tl.program_id(2).to(tl.int64)
     first, end = slice_ends(slice_rows, M)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     along = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(first, end, ROWS):
+    for start in tl.range(first, end, ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         inside = (rows < end)[:, None]
         offsets = group * M * C + block(rows, program_columns(COLUMNS), C)
@@ -207,22 +208,22 @@ def linear_sums(
         total += values
         if FULL:
             along += values * saw
-    store_sums(partial, tl.sum(total, 0), tl.sum(along, 0), channels, FULL, C, COLUMNS)
+    store_sums(partial, tl.sum(total, 0), tl.sum(along, 0), channels, C, FULL, COLUMNS)
 
 
 @jit
 def begin_linear(
-    partial, channels, sums, M,
-    FULL: tl.constexpr, C: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
+    partial, channels, sums, M, C, slices,
+    FULL: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """scale and shift of z, lean and rest of B t = scale * t + lean * y + rest, all as rows; stores the sums."""
-    scale, shift = load_line(channels, FULL, C, COLUMNS)
-    total = add_partials(partial, 0, C, COLUMNS, SLICES, SLICES_P2)
+    scale, shift = load_line(channels, C, FULL, COLUMNS)
+    total = add_partials(partial, 0, C, slices, COLUMNS, MOST)
     store_once(sums, 0, total, C, COLUMNS)
     rest = (-total / M)[None, :]
     lean = tl.zeros((1, COLUMNS), tl.float32)
     if FULL:
-        along = add_partials(partial, 1, C, COLUMNS, SLICES, SLICES_P2)
+        along = add_partials(partial, 1, C, slices, COLUMNS, MOST)
         store_once(sums, 1, along, C, COLUMNS)
         lean = (-along / M * load_kind(channels, 2, C, COLUMNS))[None, :] * scale
         rest = rest * scale - lean * load_kind(channels, 0, C, COLUMNS)[None, :]
@@ -241,15 +242,15 @@ def through_b(t, y, scale, lean, rest, FULL: tl.constexpr):
 
 @jit
 def linear(
-    partial, t, seen, channels, result, sums, slope, M, slice_rows,
+    partial, t, seen, channels, result, sums, slope, M, C, slice_rows, slices,
     PUSH: tl.constexpr, FULL: tl.constexpr,
-    C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """result = slope * (B t) if PUSH, else B (slope * t); then `sums` are the gradients of b and g."""
-    scale, shift, lean, rest = begin_linear(partial, channels, sums, M, FULL, C, COLUMNS, SLICES, SLICES_P2)
+    scale, shift, lean, rest = begin_linear(partial, channels, sums, M, C, slices, FULL, COLUMNS, MOST)
     group = tl.program_id(2).to(tl.int64)
     first, end = slice_ends(slice_rows, M)
-    for step in range(0, end - first, ROWS):
+    for step in tl.range(0, end - first, ROWS, num_stages=STAGES):
         rows = from_the_end(step, first, end, ROWS) + tl.arange(0, ROWS)
         inside = (rows < end)[:, None]
         offsets = group * M * C + block(rows, program_columns(COLUMNS), C)
@@ -263,7 +264,7 @@ def linear(
 
 
 @jit
-def winner_of(images, won, rows, inside, W: tl.constexpr, C: tl.constexpr, COLUMNS: tl.constexpr):
+def winner_of(images, won, rows, inside, C, W: tl.constexpr, COLUMNS: tl.constexpr):
     """What the winner of each window has in the images. (All four are read: neighbouring channels differ.)"""
     columns = program_columns(COLUMNS)
     winner = tl.load(images + block(corner(rows, 0, W), columns, C), mask=inside, other=0.0).to(tl.float32)
@@ -275,26 +276,26 @@ def winner_of(images, won, rows, inside, W: tl.constexpr, C: tl.constexpr, COLUM
 
 @jit
 def pooled_push(
-    partial, t, y, mask, code, channels, result, sums, slope, M, slice_rows,
+    partial, t, y, mask, code, channels, result, sums, slope, M, C, slice_rows, slices,
     W: tl.constexpr, FULL: tl.constexpr,
-    C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """result = slope * (B t) * mask of each window's winner. M counts pooled rows."""
-    scale, _, lean, rest = begin_linear(partial, channels, sums, 4 * M, FULL, C, COLUMNS, SLICES, SLICES_P2)
+    scale, _, lean, rest = begin_linear(partial, channels, sums, 4 * M, C, slices, FULL, COLUMNS, MOST)
     group = tl.program_id(2).to(tl.int64)
     t += group * 4 * M * C
     if FULL:
         y += group * 4 * M * C
     first, end = slice_ends(slice_rows, M)
-    for step in range(0, end - first, ROWS):
+    for step in tl.range(0, end - first, ROWS, num_stages=STAGES):
         rows = from_the_end(step, first, end, ROWS) + tl.arange(0, ROWS)
         inside = (rows < end)[:, None]
         offsets = group * M * C + block(rows, program_columns(COLUMNS), C)
         won = tl.load(code + offsets, mask=inside, other=0)
-        values = winner_of(t, won, rows, inside, W, C, COLUMNS)
+        values = winner_of(t, won, rows, inside, C, W, COLUMNS)
         saw = values
         if FULL:
-            saw = winner_of(y, won, rows, inside, W, C, COLUMNS)
+            saw = winner_of(y, won, rows, inside, C, W, COLUMNS)
         values = through_b(values, saw, scale, lean, rest, FULL)
         values *= tl.load(mask + offsets, mask=inside, other=0.0).to(tl.float32)
         tl.store(result + offsets, tl.where(won >= 4, values, slope * values), mask=inside)
@@ -310,8 +311,8 @@ def pooled_gradient(dp, mask, won, offsets, inside, slope):
 
 @jit
 def pooled_pull_sums(
-    partial, dp, y, mask, code, channels, slope, M, slice_rows,
-    W: tl.constexpr, FULL: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    partial, dp, y, mask, code, channels, slope, M, C, slice_rows,
+    W: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """partial[:, group, slice] = the sum of dz over the slice's pooled rows (only winners have any) and of x^ dz."""
     group = tl.program_id(2).to(tl.int64)
@@ -320,7 +321,7 @@ def pooled_pull_sums(
     first, end = slice_ends(slice_rows, M)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     along = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(first, end, ROWS):
+    for start in tl.range(first, end, ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         inside = (rows < end)[:, None]
         offsets = group * M * C + block(rows, program_columns(COLUMNS), C)
@@ -328,24 +329,24 @@ def pooled_pull_sums(
         dz = pooled_gradient(dp, mask, won, offsets, inside, slope)
         total += dz
         if FULL:
-            along += dz * winner_of(y, won, rows, inside, W, C, COLUMNS)
-    store_sums(partial, tl.sum(total, 0), tl.sum(along, 0), channels, FULL, C, COLUMNS)
+            along += dz * winner_of(y, won, rows, inside, C, W, COLUMNS)
+    store_sums(partial, tl.sum(total, 0), tl.sum(along, 0), channels, C, FULL, COLUMNS)
 
 
 @jit
 def pooled_pull(
-    partial, dp, y, mask, code, channels, dy, sums, slope, M, slice_rows,
+    partial, dp, y, mask, code, channels, dy, sums, slope, M, C, slice_rows, slices,
     W: tl.constexpr, FULL: tl.constexpr,
-    C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, SLICES_P2: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """dy = B dz, where only the winner of each window has a dz; `sums` are the gradients of b and g."""
-    scale, _, lean, rest = begin_linear(partial, channels, sums, 4 * M, FULL, C, COLUMNS, SLICES, SLICES_P2)
+    scale, _, lean, rest = begin_linear(partial, channels, sums, 4 * M, C, slices, FULL, COLUMNS, MOST)
     group, columns = tl.program_id(2).to(tl.int64), program_columns(COLUMNS)
     dy += group * 4 * M * C
     if FULL:
         y += group * 4 * M * C
     first, end = slice_ends(slice_rows, M)
-    for step in range(0, end - first, ROWS):
+    for step in tl.range(0, end - first, ROWS, num_stages=STAGES):
         rows = from_the_end(step, first, end, ROWS) + tl.arange(0, ROWS)
         inside = (rows < end)[:, None]
         offsets = group * M * C + block(rows, columns, C)

@@ -17,7 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sntg.models.fused import Fused, can_fuse, normalised_leaky, normalised_leaky_pooled
+from sntg.models.fused import (
+    Fused,
+    biased_leaky,
+    biased_leaky_pooled,
+    can_fuse,
+    normalised_leaky,
+    normalised_leaky_pooled,
+)
 from sntg.models.linearised import LinearMap
 from sntg.models.noise import Dropout
 from sntg.models.patches import EIGHT, as_1x1, from_patches, to_patches
@@ -48,8 +55,23 @@ class Layer(nn.Module):
     def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return self.trained(x)
+        weight, bias = self.folded()
+        y = self.linear_map(x, weight)
+        return y.add_(self.per_output(bias, y))  # nobody else has seen y: no copy is needed
+
+    def trained(self, x: Tensor) -> Tensor:
+        """The layer in training mode, where it normalises with the statistics of the batch."""
+        raise NotImplementedError
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """The layer in evaluation mode is a linear map plus a bias: that map's weight, and that bias."""
+        raise NotImplementedError
+
     def weight(self) -> Tensor:
-        """What the linear map is given."""
+        """What the linear map is given in training mode."""
         return self.V
 
     @property
@@ -97,7 +119,7 @@ class WeightNorm(Layer):
         self.g = nn.Parameter(torch.ones(outputs))
         self.mean_only_bn = mean_only_bn
 
-    def forward(self, x: Tensor) -> Tensor:
+    def trained(self, x: Tensor) -> Tensor:
         if not (self.mean_only_bn or self.initialising):
             return self.linear_map(x, self.weight(), self.b)
         return self.centred(self.linear_map(x, self.weight()))
@@ -108,20 +130,18 @@ class WeightNorm(Layer):
             y = self._rescale(y)
         shift = self.per_output(self.b, y)
         if self.mean_only_bn:
-            shift = shift - self._mean(y)
-        return (y + shift).to(y.dtype) if self.training else y.add_(shift)  # nobody else has seen y: no copy is needed
+            mean = self.batch_mean(y)
+            self.track(self.running_mean, mean)
+            shift = shift - mean
+        return (y + shift).to(y.dtype)
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        return self.weight(), self.b - self.running_mean if self.mean_only_bn else self.b
 
     def weight(self) -> Tensor:
         """g * V / ||V||, the norm taken over everything but the outputs."""
         outputs = self.V.reshape(self.g.numel(), -1)
         return torch._weight_norm(outputs, self.g.reshape(-1, 1)).view(self.V.shape)
-
-    def _mean(self, y: Tensor) -> Tensor:
-        if not self.training:
-            return self.per_output(self.running_mean, y)
-        mean = self.batch_mean(y)
-        self.track(self.running_mean, mean)
-        return mean
 
     @torch.no_grad()
     def _rescale(self, y: Tensor) -> Tensor:
@@ -156,19 +176,21 @@ class BatchNorm(Layer):
     def scale(self) -> Tensor | None:
         return self.g
 
-    def forward(self, x: Tensor) -> Tensor:
+    def trained(self, x: Tensor) -> Tensor:
         y = self.linear_map(x, self.weight())
-        if self.training:
-            mean = self.batch_mean(y)
-            # Deviations add up to zero, so the variance does not change with the mean: its derivative is left out.
-            variance = self.batch_mean((y - mean.detach()).square())
-            self.track(self.running_mean, mean)
-            self.track(self.running_var, variance)
-        else:
-            mean, variance = self.per_output(self.running_mean, y), self.per_output(self.running_var, y)
+        mean = self.batch_mean(y)
+        # Deviations add up to zero, so the variance does not change with the mean: its derivative is left out.
+        variance = self.batch_mean((y - mean.detach()).square())
+        self.track(self.running_mean, mean)
+        self.track(self.running_var, variance)
         scale = self.per_output(self.g, y) / (variance + BN_EPS).sqrt()
         # One multiplication and one addition an output: derivatives then take two passes over the images, not five.
         return (y * scale + (self.per_output(self.b, y) - mean * scale)).to(y.dtype)
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        scale = self.g / (self.running_var + BN_EPS).sqrt()
+        of_inputs = (1,) * (1 + self.spatial)
+        return self.V * scale.reshape(*scale.shape, *of_inputs), self.b - self.running_mean * scale
 
 
 class Affine(Layer):
@@ -178,8 +200,11 @@ class Affine(Layer):
         super().__init__(outputs, inputs, *kernel)
         nn.init.kaiming_normal_(self.V)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_map(x, self.weight(), self.b)
+    def trained(self, x: Tensor) -> Tensor:
+        return self.linear_map(x, self.V, self.b)
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        return self.V, self.b
 
 
 class DenseMap(Layer):
@@ -229,6 +254,10 @@ class ConvMap(Layer):
         """What the next layer sees: the layer and its leaky ReLU."""
         if not self._fuses(x):
             return F.leaky_relu(self(x), LEAK)
+        if not self.training:
+            weight, bias = self.folded()
+            y = self.linear_map(x, weight)
+            return biased_leaky(_grouped(y), self._grouped_values(bias, y), LEAK).view(y.shape)
         y = self.linear_map(x, self.weight())
         done = normalised_leaky(_grouped(y), *self._group_parameters(y), LEAK, BN_EPS)
         return self._passed(y, done, trace)
@@ -239,22 +268,30 @@ class ConvMap(Layer):
         if not self._fuses(x) or rows % 2 or columns % 2:
             dropped: Tensor = dropout(max_pool(self.activated(x)))
             return dropped
+        if not self.training:
+            weight, bias = self.folded()
+            y = self.linear_map(x, weight)
+            pooled = biased_leaky_pooled(_grouped(y), self._grouped_values(bias, y), LEAK)
+            return pooled.view(*y.shape[:-2], *pooled.shape[-2:])
         y = self.linear_map(x, self.weight())
         mask = dropout.drawn(y[..., ::2, ::2])
         done = normalised_leaky_pooled(_grouped(y), *self._group_parameters(y), _grouped(mask), LEAK, BN_EPS)
         return self._passed(y, done, trace)
 
     def _fuses(self, x: Tensor) -> bool:
-        return self.fused and self.training and not self.initialising and can_fuse(x, self.b.shape[-1])
+        """Whether the kernels do it: in evaluation they have no derivative."""
+        wanted = self.fused and not self.initialising and (self.training or not torch.is_grad_enabled())
+        return wanted and can_fuse(x, self.b.shape[-1])
 
     def _group_parameters(self, y: Tensor) -> tuple[Tensor | None, Tensor]:
         """The scale, where there is one, and the bias of each batch of the pass, (groups, outputs)."""
+        scale = None if self.scale is None else self._grouped_values(self.scale, y)
+        return scale, self._grouped_values(self.b, y)
 
-        def grouped(values: Tensor) -> Tensor:
-            values = self.per_output(values, y)[..., 0, :, 0, 0]
-            return values.expand(*y.shape[:-4], -1).reshape(-1, y.shape[-3])
-
-        return (None if self.scale is None else grouped(self.scale)), grouped(self.b)
+    def _grouped_values(self, values: Tensor, y: Tensor) -> Tensor:
+        """One value an output, (*runs, outputs), for each batch of the pass, (groups, outputs)."""
+        values = self.per_output(values, y)[..., 0, :, 0, 0]
+        return values.expand(*y.shape[:-4], -1).reshape(-1, y.shape[-3])
 
     def _passed(self, y: Tensor, done: Fused, trace: list[LinearMap] | None) -> Tensor:
         """The layer's output, after its running statistics have moved and its derivative is in the trace."""

@@ -274,8 +274,9 @@ class Stack:
             return model
         copy = deepcopy(model)
         with own_randomness(self.shared):  # evaluation takes no random numbers from training
-            stream = Shuffled(self.batches.labelled_rows(), self.shared.labelled_batch or self.shared.batch)
-            batches = (self.batches.pick(stream.draw()) for _ in range(self.shared.bn_batches))
+            n = self.shared.labelled_batch or self.shared.batch
+            rows = Shuffled(self.batches.labelled_rows(), n * self.shared.bn_batches).draw()
+            batches = (self.batches.pick(some) for some in torch.split(rows, n, dim=1))
             estimate_statistics(copy, (centre(x, self.shared.translate) for x in batches))
         return copy
 
