@@ -82,6 +82,15 @@ def test_the_plot_has_a_panel_by_precision_and_one_by_method():
     assert by_method.bars == {"pi+sntg": {"eager": 20.0, "graph": 5.0}, "mt": {"eager": 9.0}}
 
 
+def test_the_plot_shows_a_method_in_the_precision_that_auto_means_for_it():
+    vat = replace(GRAPH, method="vat+ent", precision="float16", auto=True, ms_per_step=7.0)
+    other = replace(GRAPH, method="pi", auto=True, ms_per_step=4.0)
+    found = panels([replace(vat, precision="bfloat16", auto=False, ms_per_step=6.0), vat, GRAPH, other])
+    assert [panel.title for panel in found] == ["cifar10, bfloat16", "cifar10, float16"]
+    assert list(found[0].bars) == ["pi", "pi+sntg"]
+    assert found[1].bars == {"vat+ent": {"graph": 7.0}}
+
+
 def test_the_plot_has_no_bar_for_what_did_not_run():
     (panel,) = panels([EAGER, FALLEN, FAILED])
     assert panel.bars == {"pi+sntg": {"eager": 20.0}}

@@ -31,6 +31,7 @@ def draw_bench(rows: Sequence[Row], title: str, path: Path) -> None:
     figure = Figure(figsize=(5.6 * len(found), 1.4 + 0.75 * tallest), layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
         _draw(axes, panel)
+        axes.set_ylim(tallest - 0.5, -0.5)  # from the top down, and bars as high in every panel
     handles = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -40,7 +41,7 @@ def draw_bench(rows: Sequence[Row], title: str, path: Path) -> None:
 
 
 def panels(rows: Sequence[Row]) -> list[Panel]:
-    """For each dataset, one by precision where there are several, and one by method.
+    """For each dataset, one by precision where there are several, and one by method for each precision they run in.
 
     >>> rows = [Row("cifar10", "pi", "eager", "eager", "tf32", auto=False, ms_per_step=2.0)]
     >>> panels(rows)
@@ -51,13 +52,14 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
     for dataset in dict.fromkeys(row.dataset for row in good):
         mine = [row for row in good if row.dataset == dataset]
         every_way = _bars(PRECISIONS, ((r.precision, r) for r in mine if r.method == EVERY_WAY))
-        # All methods run in the precision that `auto` means.
-        common = max(PRECISIONS, key=lambda p: len({r.method for r in mine if r.precision == p}))
-        by_method = _bars(METHODS, ((r.method, r) for r in mine if r.precision == common))
         if len(every_way) > 1:
             found.append(Panel(f"{EVERY_WAY} on {dataset}", every_way))
-        if len(by_method) > 1 or len(every_way) < 2:
-            found.append(Panel(f"{dataset}, {common}", by_method))
+        precision_of = {r.method: r.precision for r in sorted(mine, key=lambda r: r.auto)}  # what `auto` means wins
+        for precision in sorted(set(precision_of.values()), key=list(PRECISIONS).index):
+            theirs = [(r.method, r) for r in mine if r.precision == precision == precision_of[r.method]]
+            by_method = _bars(METHODS, theirs)
+            if len(by_method) > 1 or len(every_way) < 2:
+                found.append(Panel(f"{dataset}, {precision}", by_method))
     return found
 
 
@@ -82,7 +84,6 @@ def _draw(axes: Axes, panel: Panel) -> None:
             drawn = axes.barh(places, lengths, height=HEIGHT, color=colour, label=engine)
             axes.bar_label(drawn, fmt="%.3g", padding=3, fontsize=8)
     axes.set_yticks(range(len(panel.bars)), panel.bars)
-    axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlabel("ms a step")
     axes.set_title(panel.title, fontsize=10)
