@@ -40,10 +40,10 @@ def everywhere(monkeypatch):
         monkeypatch.setattr(layers, "can_fuse", lambda x, channels: x.dtype != torch.float64 and channels % 32 == 0)
 
 
-def make_net(normalisation, precision, fused=True, image=IMAGE):
+def make_net(normalisation, precision, fused=True, image=IMAGE, noise=0.1, dropout=0.5):
     """A network with noise and dropout, whose g and b are not what they start as; tf32 is float32 on a CPU."""
     torch.manual_seed(0)
-    net = stack([SmallNet(image, CLASSES, noise=0.1, dropout=0.5, normalisation=normalisation)])
+    net = stack([SmallNet(image, CLASSES, noise, dropout, normalisation)])
     for name, parameter in net.named_parameters():
         if name.endswith((".g", ".b")):
             parameter.data += torch.empty_like(parameter).uniform_(-0.4, 0.4)
@@ -213,14 +213,12 @@ def test_all_unlabelled_passes_share_their_noise_and_masks():
 @needs_kernels
 @each_normalisation
 def test_running_statistics_follow_the_labelled_pass_alone(normalisation):
-    net, alone = make_net(normalisation, "tf32"), make_net(normalisation, "tf32")
+    net, alone = (make_net(normalisation, "tf32", noise=0.0, dropout=0.0) for _ in range(2))
     few = images(4, seed=1)
-    torch.manual_seed(2)
     vat_loss(net, images(6), few)()
-    torch.manual_seed(2)
     alone(few)
     for name, buffer in net.named_buffers():
-        torch.testing.assert_close(buffer, alone.get_buffer(name), rtol=0, atol=0, msg=name)
+        torch.testing.assert_close(buffer, alone.get_buffer(name), rtol=1e-5, atol=1e-7, msg=name)
 
 
 @needs_kernels
@@ -231,7 +229,7 @@ def test_images_that_come_in_16_bits_are_perturbed_in_32():
     x, few = images(6).half(), images(4, seed=1).half()
     assert torch.isfinite(vat_loss(net, x, few)())
     assert seen[-1].dtype == torch.float32
-    length = (seen[-1] - x).flatten(2).norm(dim=-1)
+    length = (seen[-1][:, :6] - x).flatten(2).norm(dim=-1)  # the labelled images share that pass
     torch.testing.assert_close(length, torch.full_like(length, 2.0), rtol=1e-3, atol=0)
 
 

@@ -247,6 +247,39 @@ def test_groups_do_not_mix(full, pool):
 
 @needs_kernels
 @each_kind
+@pytest.mark.parametrize("first", [1, 2, 4])
+def test_groups_of_two_batches_are_normalised_as_two_batches(first, full, pool):
+    """Five groups; the parameters are shared, so what each group gives to their gradients has to add up."""
+    y, g, b, mask = random_layer((5, 3, 64, 4, 6), torch.float32, full, pool)
+    shared = [None if p is None else p.detach()[0].clone().requires_grad_() for p in (g, b)]
+    of_groups = [None if p is None else p.expand(5, -1) for p in shared]
+    if pool:
+        done = fused.normalised_leaky_pooled(y, *of_groups, mask, SLOPE, EPS, first)
+    else:
+        done = fused.normalised_leaky(y, *of_groups, SLOPE, EPS, first)
+    t, da = cotangent(y, y.dtype, seed=2), cotangent(done.output, y.dtype)
+    found = done.output, done.linear.push(t), done.linear.pull(da), *gradients(done.output, y, *shared)
+
+    outputs, pushed, statistics = [], [], []
+    exact_y, *exact_p, exact_mask = exactly(y, *shared, mask)
+    for part in (slice(0, first), slice(first, 5)):
+        batch = lambda images, part=part: images[part].flatten(0, 1)[None]  # noqa: E731
+        rest = *(None if p is None else p[None] for p in exact_p), None if mask is None else batch(exact_mask)
+        function = lambda images, rest=rest, batch=batch: reference(batch(images), *rest)[0]  # noqa: E731
+        a, tangent = torch.func.jvp(function, (exact_y,), (t.double(),))
+        outputs.append(a.view(-1, *done.output.shape[1:]))
+        pushed.append(tangent.view(-1, *done.output.shape[1:]))
+        statistics += [reference(batch(exact_y), *rest)[1]] * (part.stop - part.start)
+    a = torch.cat(outputs)
+    dy, *d_parameters = torch.autograd.grad(a, some((exact_y, *exact_p)), da.double())
+    for result, expected in zip(found, (a, torch.cat(pushed), dy, dy, *d_parameters), strict=True):
+        torch.testing.assert_close(result.double(), expected, rtol=1e-3, atol=1e-3)
+    for kind, expected in zip(done.channels[: 1 + full], zip(*statistics, strict=True), strict=False):
+        torch.testing.assert_close(kind.double(), torch.cat(expected), rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+@each_kind
 def test_results_are_channels_last_whatever_comes_in(full, pool):
     y, g, b, mask = random_layer((2, 3, 32, 4, 6), torch.float32, full, pool)
     by_rows = y.detach().contiguous().requires_grad_()
@@ -328,15 +361,15 @@ def test_the_operators_keep_pytorchs_rules(full):
     """Their fakes have the shapes and strides of the results, and gradients are the same traced and not."""
     y, g, b, mask = random_layer((2, 2, 32, 4, 4), torch.float32, full, pool=True)
     with torch.no_grad():
-        a, channels = torch.ops.sntg.normalised_leaky(y, g, b, SLOPE, EPS)
-        p, _, code = torch.ops.sntg.normalised_leaky_pooled(y, g, b, mask, SLOPE, EPS)
-    torch.library.opcheck(fused.leaky, (y, g, b, SLOPE, EPS))
-    torch.library.opcheck(fused.pooled, (y, g, b, mask, SLOPE, EPS))
+        a, channels = torch.ops.sntg.normalised_leaky(y, g, b, SLOPE, EPS, 0)
+        p, _, code = torch.ops.sntg.normalised_leaky_pooled(y, g, b, mask, SLOPE, EPS, 0)
+    torch.library.opcheck(fused.leaky, (y, g, b, SLOPE, EPS, 0))
+    torch.library.opcheck(fused.pooled, (y, g, b, mask, SLOPE, EPS, 0))
     seen, kept = y.detach() if full else a, y.detach() if full else None
     for push in (False, True):
-        torch.library.opcheck(fused.linear, (a, seen, channels, SLOPE, push))
-    torch.library.opcheck(fused.pooled_push, (a, kept, mask, code, channels, SLOPE))
-    torch.library.opcheck(fused.pooled_pull, (p, kept, mask, code, channels, SLOPE))
+        torch.library.opcheck(fused.linear, (a, seen, channels, SLOPE, 0, push))
+    torch.library.opcheck(fused.pooled_push, (a, kept, mask, code, channels, SLOPE, 0))
+    torch.library.opcheck(fused.pooled_pull, (p, kept, mask, code, channels, SLOPE, 0))
 
 
 @needs_kernels

@@ -1,5 +1,7 @@
 """The contexts around forward passes, and running statistics estimated from batches."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,14 @@ from layer_references import Weights, layer, randomise, statistics
 from torch import nn
 
 from sntg.models import (
+    NORMALISATIONS,
     SmallNet,
     estimate_statistics,
     frozen_statistics,
     initialising,
     shared_noise,
     stack,
+    two_batches,
     use_precision,
     without_kernels,
 )
@@ -135,6 +139,58 @@ def test_data_dependent_initialisation_leaves_a_batch_normalised_net_as_it_was(n
         logits = net(x).logits
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     assert torch.equal(net(x).logits, logits)
+
+
+# --- two batches in one pass ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+@pytest.mark.parametrize("sizes", [(6, 3), (4, 6), (3, 5)], ids=str)
+def test_two_batches_in_one_pass_are_two_passes(normalisation, sizes):
+    """Outputs, gradients, and running statistics, which follow the second."""
+    torch.manual_seed(0)
+    net = randomise(SmallNet((1, 16, 16), 3, noise=0.0, dropout=0.0, normalisation=normalisation))
+    twin = deepcopy(net)
+    x, few = (torch.randn(n, 1, 16, 16, dtype=torch.float64) for n in sizes)
+    with two_batches(net, len(x)):
+        together = net(torch.cat([x, few]))
+    with frozen_statistics(twin):
+        one = twin(x)
+    other = twin(few)
+    for found, *expected in zip(together, one, other, strict=True):
+        torch.testing.assert_close(found, torch.cat(expected), rtol=1e-9, atol=1e-12)
+    for module in (net, twin):
+        logits = together.logits if module is net else torch.cat([one.logits, other.logits])
+        (logits * torch.arange(1.0, 1 + logits.numel()).view_as(logits)).sum().backward()
+    for (name, p), (_, q) in zip(net.named_parameters(), twin.named_parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-8, atol=1e-8, msg=name)
+    for (name, p), (_, q) in zip(net.named_buffers(), twin.named_buffers(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_of_two_batches_each_run_of_a_stack_has_its_own():
+    alone = [randomise(L.BatchNormDense(4, 3), seed) for seed in (1, 2)]
+    together, x = stack(alone), points(2, 7)
+    with two_batches(together, 5):
+        output = together(x)
+    for run, module in enumerate(alone):
+        with two_batches(module, 5):
+            np.testing.assert_allclose(output[run].detach(), module(x[run]).detach(), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(together.running_mean[run], module.running_mean, rtol=1e-10)
+
+
+@pytest.mark.parametrize("noise", [N.GaussianNoise(0.5), N.Dropout(0.5)], ids=["Gaussian", "dropout"])
+def test_of_two_batches_the_first_sees_the_noise_that_is_shared(noise):
+    x, few = torch.ones(2, 30, 4), torch.ones(2, 30, 4)
+    with shared_noise(noise):
+        shared = noise(x)
+        with two_batches(noise, 30):
+            first, second = (noise(torch.cat([x, few], 1)).split(30, 1) for _ in range(2))
+        assert torch.equal(noise(x), shared)
+    assert torch.equal(first[0], shared)
+    assert torch.equal(second[0], shared)
+    assert not torch.equal(first[1], shared)  # the labelled rows' is their own
+    assert not torch.equal(first[1], second[1])
 
 
 # --- running statistics estimated from batches -----------------------------------------------------------------------

@@ -2,17 +2,17 @@
 
 The batch has two parts: labelled rows for the cross-entropy, and rows of the whole training set for the smoothness
 loss LDS. The unlabelled passes of a step share noise and dropout masks, so that only r tells them apart, and the
-running means follow the labelled pass alone. The teacher is the clean pass.
+running means follow the labelled rows alone. The teacher is the clean pass.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sntg.adversarial import adversarial_direction, lds
-from sntg.losses import cross_entropy
+from sntg.adversarial import adversarial_direction
+from sntg.losses import consistency_kl, cross_entropy
 from sntg.methods.base import Batch, Method, Passes, Setup
-from sntg.models import Output, frozen_statistics, shared_noise, without_kernels
+from sntg.models import Output, frozen_statistics, shared_noise, two_batches, without_kernels
 
 
 class VAT(Method):
@@ -29,14 +29,23 @@ class VAT(Method):
 
     def passes(self, batch: Batch) -> Passes:
         assert batch.labelled is not None
-        supervised = cross_entropy(self.model(self.view(batch.labelled.x)).logits, batch.labelled.labels)
-        x = self.view(batch.x)
+        labelled, x = self.view(batch.labelled.x), self.view(batch.x)
         x = x.to(torch.promote_types(x.dtype, torch.float32))  # where p is certain, r before scaling is below 16 bits
-        with shared_noise(self.model), frozen_statistics(self.model):
-            clean, direction = self.worst(x)
-            smoothness = lds(self.logits, x, self.epsilon * direction, clean.logits)
-        terms = {"supervised": supervised, "consistency": smoothness}
-        return Passes(clean, F.softmax(clean.logits.detach(), -1), terms)
+        with shared_noise(self.model):
+            with frozen_statistics(self.model):
+                clean, direction = self.worst(x)
+            moved_logits, logits = self.both(x + self.epsilon * direction, labelled)
+        target = F.softmax(clean.logits.detach(), -1)
+        supervised = cross_entropy(logits, batch.labelled.labels)
+        return Passes(clean, target, {"supervised": supervised, "consistency": consistency_kl(moved_logits, target)})
+
+    def both(self, x: Tensor, labelled: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of both parts, in one pass: alone, the labelled part is too small to keep a GPU busy."""
+        rows = -1 - self.model.event_dims
+        n = x.shape[rows]
+        with two_batches(self.model, n):
+            logits = self.logits(torch.cat([x, labelled.to(x.dtype)], rows))
+        return logits[..., :n, :], logits[..., n:, :]
 
     def worst(self, x: Tensor) -> tuple[Output, Tensor]:
         """The clean pass, and the direction in which its predictions change most."""

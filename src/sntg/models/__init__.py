@@ -10,14 +10,22 @@ from sntg.models.flat import flatten, split_like
 from sntg.models.layers import BN_MOMENTUM, Layer
 from sntg.models.linearised import Linearised, differentiated
 from sntg.models.mlp import MLP
-from sntg.models.modes import estimate_statistics, frozen_statistics, initialising, shared_noise, without_kernels
+from sntg.models.modes import (
+    estimate_statistics,
+    frozen_statistics,
+    initialising,
+    shared_noise,
+    two_batches,
+    without_kernels,
+)
 from sntg.models.precision import LOSS_SCALE, PRECISIONS, use_precision
 from sntg.models.small import SmallNet
 
 __all__ = ["BN_MOMENTUM", "LOSS_SCALE", "MLP", "MODELS", "NORMALISATIONS", "PRECISIONS", "Classifier", "Conv13"]
 __all__ += ["ConvNet", "Layer", "Linearised", "Output"]
 __all__ += ["SmallNet", "build", "differentiated", "estimate_statistics", "flatten", "frozen_statistics"]
-__all__ += ["initialising", "shared_noise", "split_like", "stack", "unstack", "use_precision", "without_kernels"]
+__all__ += ["initialising", "shared_noise", "split_like", "stack", "two_batches", "unstack", "use_precision"]
+__all__ += ["without_kernels"]
 
 Builder = Callable[[tuple[int, ...], int, float, float, str], Classifier]
 

@@ -10,7 +10,8 @@ PyTorch cannot do with such operators is carry a tangent through them, or differ
 also returns its derivative as a linear map, made of operators that nobody differentiates: VAT asks for it.
 
 Image tensors are (groups, n, C, H, W) in channels-last memory; a group is one view of one batch, with statistics of its
-own. g and b are (groups, C) in float32; without g the normalisation is mean-only.
+own; or they hold two batches, the `first` groups one and the others another (0 where each group is a batch). g and b
+are (groups, C) in float32; without g the normalisation is mean-only.
 """
 
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ WARPS = 8  # of 32 threads in a program; a thread then has a few vectors of 16 b
 BLOCK_BYTES = 2**14  # that a program moves at a time
 STAGES = 3  # blocks of a program that are under way at a time: enough of them to keep the memory busy
 FEWEST_ROWS = 128  # in a slice; below this, adding up the slices costs more than the rows
-MOST_SLICES = 128  # of the rows of a group, for the same reason
+MOST_SLICES = 128  # of the rows of a batch, for the same reason
 
 
 def can_fuse(x: Tensor, channels: int) -> bool:
@@ -45,22 +46,24 @@ class Fused(NamedTuple):
     linear: LinearMap  # the derivative in y
 
 
-def normalised_leaky(y: Tensor, g: Tensor | None, b: Tensor, slope: float, eps: float) -> Fused:
+def normalised_leaky(y: Tensor, g: Tensor | None, b: Tensor, slope: float, eps: float, first: int = 0) -> Fused:
     """leaky_relu((y - mean) * g / sqrt(variance + eps) + b), or leaky_relu(y - mean + b) without g."""
-    a, channels = torch.ops.sntg.normalised_leaky(y, g, b, slope, eps)
+    a, channels = torch.ops.sntg.normalised_leaky(y, g, b, slope, eps, first)
     seen = a if g is None else y
 
     def linear(t: Tensor, push: bool) -> Tensor:
-        result: Tensor = torch.ops.sntg.leaky_linear(t, seen, channels, slope, push)[0]
+        result: Tensor = torch.ops.sntg.leaky_linear(t, seen, channels, slope, first, push)[0]
         return result
 
     return Fused(a, channels, LinearMap(lambda t: linear(t, True), lambda u: linear(u, False)))
 
 
-def normalised_leaky_pooled(y: Tensor, g: Tensor | None, b: Tensor, mask: Tensor, slope: float, eps: float) -> Fused:
+def normalised_leaky_pooled(
+    y: Tensor, g: Tensor | None, b: Tensor, mask: Tensor, slope: float, eps: float, first: int = 0
+) -> Fused:
     """max_pool2d(normalised_leaky, 2) * mask, for even H and W; the mask gets no gradient."""
-    pooled, channels, code = torch.ops.sntg.normalised_leaky_pooled(y, g, b, mask, slope, eps)
-    passed = (None if g is None else y, mask, code, channels, slope)
+    pooled, channels, code = torch.ops.sntg.normalised_leaky_pooled(y, g, b, mask, slope, eps, first)
+    passed = (None if g is None else y, mask, code, channels, slope, first)
 
     def pull(u: Tensor) -> Tensor:
         dy: Tensor = torch.ops.sntg.pooled_pull(u, *passed)[0]
@@ -79,7 +82,7 @@ def biased_leaky(y: Tensor, b: Tensor, slope: float) -> Tensor:
 
 def biased_leaky_pooled(y: Tensor, b: Tensor, slope: float) -> Tensor:
     """max_pool2d(leaky_relu(y + b), 2) for even H and W, for evaluation: without gradient."""
-    pooled, _, code = new_pooled(y, None, b, y, slope, 0.0)
+    pooled, _, code = new_pooled(y, None, b, y, slope, 0.0, 0)
     kept, none = matrix(torch.ones_like(pooled)), no_mean(y)
     handed = matrix(y), None, b, kept, pooled, code, none, *strides(None, b), slope, 0.0
     Launch.over(kept, reads=4).finish(kernels.normalised_leaky_pooled, none, *handed, W=y.shape[4], FULL=False)
@@ -96,9 +99,10 @@ class Launch(NamedTuple):
 
     grid: tuple[int, int, int]
     sizes: dict[str, int]
+    first: int
 
     @classmethod
-    def over(cls, x: Tensor, reads: int) -> "Launch":
+    def over(cls, x: Tensor, reads: int, first: int = 0) -> "Launch":
         """For kernels that walk over the rows of x, (groups, n, H, W, C), and hold `reads` rows as wide for each.
 
         Enough slices to fill the GPU, but none of few rows. A full normalisation holds twice what a mean-only one does.
@@ -106,7 +110,8 @@ class Launch(NamedTuple):
         groups, rows, C = x.shape[0], x.shape[1:4].numel(), x.shape[4]
         columns = 2 * NARROWEST if C % (2 * NARROWEST) == 0 else NARROWEST
         across = C // columns
-        slices = min(MOST_SLICES, ceil_div(PROGRAMS, groups * across), ceil_div(rows, FEWEST_ROWS))
+        most = MOST_SLICES // largest_batch(groups, first)
+        slices = min(most, ceil_div(PROGRAMS, groups * across), ceil_div(rows, FEWEST_ROWS))
         slice_rows = ceil_div(rows, slices)
         block_rows = BLOCK_BYTES // (reads * columns * x.element_size())
         sizes = {
@@ -118,7 +123,7 @@ class Launch(NamedTuple):
             "STAGES": STAGES,
             "num_warps": WARPS,
         }
-        return cls((across, ceil_div(rows, slice_rows), groups), sizes)
+        return cls((across, ceil_div(rows, slice_rows), groups), sizes, first)
 
     def sums(self, kernel: Any, kinds: int, x: Tensor, *more: Any, **constants: Any) -> Tensor:
         """What a kernel finds in each slice, (kinds, groups, slices, C)."""
@@ -129,12 +134,17 @@ class Launch(NamedTuple):
 
     def finish(self, kernel: Any, partial: Tensor, *more: Any, **constants: Any) -> None:
         """Runs the kernel that begins with putting the slices together."""
-        self.run(kernel, partial, *more, slices=partial.shape[2], MOST=MOST_SLICES, **constants)
+        self.run(kernel, partial, *more, slices=partial.shape[2], first=self.first, MOST=MOST_SLICES, **constants)
 
     def run(self, kernel: Any, partial: Tensor, *more: Any, **constants: Any) -> None:
         # Triton launches on the current device, PyTorch's own operators on their tensors'.
         with torch.cuda.device_of(partial):  # type: ignore[no-untyped-call]
             kernel[self.grid](partial, *more, **self.sizes, **constants)
+
+
+def largest_batch(groups: int, first: int) -> int:
+    """How many groups it has."""
+    return max(first, groups - first) if first else 1
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -181,31 +191,33 @@ def strides(g: Tensor | None, b: Tensor) -> tuple[int, ...]:
 KEPT = {False: 1, True: 5}  # kinds of `channels`, by whether the normalisation is a full one
 
 
-def new_leaky(y: Tensor, g: Tensor | None, b: Tensor, slope: float, eps: float) -> tuple[Tensor, Tensor]:
+def new_leaky(y: Tensor, g: Tensor | None, b: Tensor, slope: float, eps: float, first: int) -> tuple[Tensor, Tensor]:
     return new_images(y, y.shape[3], y.shape[4], y.dtype), new_channels(y, KEPT[g is not None])
 
 
 @torch.library.custom_op("sntg::normalised_leaky", mutates_args=())
-def leaky(y: Tensor, g: Tensor | None, b: Tensor, slope: float, eps: float) -> tuple[Tensor, Tensor]:
-    a, channels = new_leaky(y, g, b, slope, eps)
+def leaky(y: Tensor, g: Tensor | None, b: Tensor, slope: float, eps: float, first: int) -> tuple[Tensor, Tensor]:
+    a, channels = new_leaky(y, g, b, slope, eps, first)
     full, y = g is not None, matrix(y)
-    launch = Launch.over(y, reads=1 + full)
+    launch = Launch.over(y, 1 + full, first)
     partial = launch.sums(kernels.moments, 1 + full, y, FULL=full)
     launch.finish(kernels.normalised_leaky, partial, y, g, b, a, channels, *strides(g, b), slope, eps, FULL=full)
     return a, channels
 
 
-def new_linear(t: Tensor, seen: Tensor, channels: Tensor, slope: float, push: bool) -> tuple[Tensor, Tensor]:
+def new_linear(
+    t: Tensor, seen: Tensor, channels: Tensor, slope: float, first: int, push: bool
+) -> tuple[Tensor, Tensor]:
     return new_images(t, t.shape[3], t.shape[4], t.dtype), new_channels(t, 2 if is_full(channels) else 1)
 
 
 @torch.library.custom_op("sntg::leaky_linear", mutates_args=())
-def linear(t: Tensor, seen: Tensor, channels: Tensor, slope: float, push: bool) -> tuple[Tensor, Tensor]:
+def linear(t: Tensor, seen: Tensor, channels: Tensor, slope: float, first: int, push: bool) -> tuple[Tensor, Tensor]:
     """The tangent of a from t, that of y; or (the gradient of y from t, that of a; the gradients of b and g)."""
-    result, sums = new_linear(t, seen, channels, slope, push)
+    result, sums = new_linear(t, seen, channels, slope, first, push)
     flags = {"PUSH": push, "FULL": is_full(channels)}
     t, seen = matrix(t), matrix(seen)
-    launch = Launch.over(t, reads=2 * len(sums))
+    launch = Launch.over(t, 2 * len(sums), first)
     partial = launch.sums(kernels.linear_sums, len(sums), t, seen, channels, slope, **flags)
     launch.finish(kernels.linear, partial, t, seen, channels, result, sums, slope, **flags)
     return result, sums
@@ -216,7 +228,7 @@ def is_full(channels: Tensor) -> bool:
 
 
 def new_pooled(
-    y: Tensor, g: Tensor | None, b: Tensor, mask: Tensor, slope: float, eps: float
+    y: Tensor, g: Tensor | None, b: Tensor, mask: Tensor, slope: float, eps: float, first: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     size = y.shape[3] // 2, y.shape[4] // 2
     return new_images(y, *size, y.dtype), new_channels(y, KEPT[g is not None]), new_images(y, *size, torch.uint8)
@@ -224,40 +236,45 @@ def new_pooled(
 
 @torch.library.custom_op("sntg::normalised_leaky_pooled", mutates_args=())
 def pooled(
-    y: Tensor, g: Tensor | None, b: Tensor, mask: Tensor, slope: float, eps: float
+    y: Tensor, g: Tensor | None, b: Tensor, mask: Tensor, slope: float, eps: float, first: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    p, channels, code = new_pooled(y, g, b, mask, slope, eps)
+    p, channels, code = new_pooled(y, g, b, mask, slope, eps, first)
     flags = {"W": y.shape[4], "FULL": g is not None}
     y, mask = matrix(y), matrix(mask)
-    partial = Launch.over(y, reads=1 + flags["FULL"]).sums(kernels.moments, 1 + flags["FULL"], y, FULL=flags["FULL"])
-    launch = Launch.over(mask, reads=4)
+    before = Launch.over(y, 1 + flags["FULL"], first)
+    partial = before.sums(kernels.moments, 1 + flags["FULL"], y, FULL=flags["FULL"])
+    launch = Launch.over(mask, 4, first)
     results = p, code, channels, *strides(g, b)
     launch.finish(kernels.normalised_leaky_pooled, partial, y, g, b, mask, *results, slope, eps, **flags)
     return p, channels, code
 
 
-def new_pooled_push(t: Tensor, y: Tensor | None, mask: Tensor, code: Tensor, channels: Tensor, slope: float) -> Tensor:
+def new_pooled_push(
+    t: Tensor, y: Tensor | None, mask: Tensor, code: Tensor, channels: Tensor, slope: float, first: int
+) -> Tensor:
     return new_images(code, code.shape[3], code.shape[4], t.dtype)
 
 
 @torch.library.custom_op("sntg::pooled_push", mutates_args=())
-def pooled_push(t: Tensor, y: Tensor | None, mask: Tensor, code: Tensor, channels: Tensor, slope: float) -> Tensor:
+def pooled_push(
+    t: Tensor, y: Tensor | None, mask: Tensor, code: Tensor, channels: Tensor, slope: float, first: int
+) -> Tensor:
     """The tangent of the pooled image from t, that of y. (What is pushed is summed over all pixels, pooled or not.)"""
-    result = new_pooled_push(t, y, mask, code, channels, slope)
+    result = new_pooled_push(t, y, mask, code, channels, slope, first)
     full, W = is_full(channels), t.shape[4]
     sums = new_channels(t, 1 + full)
     t, mask, code = matrix(t), matrix(mask), matrix(code)
     y = None if y is None else matrix(y)
     seen = t if y is None else y  # the sum of a mean-only layer needs nothing besides t
-    before = Launch.over(t, reads=2 * len(sums))
+    before = Launch.over(t, 2 * len(sums), first)
     partial = before.sums(kernels.linear_sums, 1 + full, t, seen, channels, slope, PUSH=True, FULL=full)
-    launch = Launch.over(mask, reads=4 * len(sums))
+    launch = Launch.over(mask, 4 * len(sums), first)
     launch.finish(kernels.pooled_push, partial, t, y, mask, code, channels, result, sums, slope, W=W, FULL=full)
     return result
 
 
 def new_pooled_pull(
-    dp: Tensor, y: Tensor | None, mask: Tensor, code: Tensor, channels: Tensor, slope: float
+    dp: Tensor, y: Tensor | None, mask: Tensor, code: Tensor, channels: Tensor, slope: float, first: int
 ) -> tuple[Tensor, Tensor]:
     dy = new_images(code, 2 * code.shape[3], 2 * code.shape[4], dp.dtype)
     return dy, new_channels(code, 2 if is_full(channels) else 1)
@@ -265,16 +282,16 @@ def new_pooled_pull(
 
 @torch.library.custom_op("sntg::pooled_pull", mutates_args=())
 def pooled_pull(
-    dp: Tensor, y: Tensor | None, mask: Tensor, code: Tensor, channels: Tensor, slope: float
+    dp: Tensor, y: Tensor | None, mask: Tensor, code: Tensor, channels: Tensor, slope: float, first: int
 ) -> tuple[Tensor, Tensor]:
     """The gradient of y from that of the pooled image; the gradients of b and g."""
-    dy, sums = new_pooled_pull(dp, y, mask, code, channels, slope)
+    dy, sums = new_pooled_pull(dp, y, mask, code, channels, slope, first)
     flags = {"W": dy.shape[4], "FULL": is_full(channels)}
     dp, mask, code = matrix(dp), matrix(mask), matrix(code)
     y = None if y is None else matrix(y)
-    before = Launch.over(mask, reads=4)
+    before = Launch.over(mask, 4, first)
     partial = before.sums(kernels.pooled_pull_sums, len(sums), dp, y, mask, code, channels, slope, **flags)
-    launch = Launch.over(mask, reads=4 * len(sums))
+    launch = Launch.over(mask, 4 * len(sums), first)
     launch.finish(kernels.pooled_pull, partial, dp, y, mask, code, channels, dy, sums, slope, **flags)
     return dy, sums
 
@@ -296,19 +313,19 @@ def save_pooled(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
 
 
 def save_rest(ctx: Any, inputs: tuple[Any, ...], channels: Tensor) -> None:
-    ctx.slope = inputs[-2]
+    ctx.slope, _, ctx.first = inputs[-3:]
     ctx.mark_non_differentiable(channels)
     ctx.set_materialize_grads(False)  # or each backward pass would fill zeros for the gradient of `channels`
 
 
 def differentiate_leaky(ctx: Any, da: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    dy, sums = torch.ops.sntg.leaky_linear(da, *ctx.saved_tensors, ctx.slope, False)
-    return dy, *of_parameters(sums), None, None
+    dy, sums = torch.ops.sntg.leaky_linear(da, *ctx.saved_tensors, ctx.slope, ctx.first, False)
+    return dy, *of_parameters(sums), None, None, None
 
 
 def differentiate_pooled(ctx: Any, dp: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    dy, sums = torch.ops.sntg.pooled_pull(dp, *ctx.saved_tensors, ctx.slope)
-    return dy, *of_parameters(sums), None, None, None
+    dy, sums = torch.ops.sntg.pooled_pull(dp, *ctx.saved_tensors, ctx.slope, ctx.first)
+    return dy, *of_parameters(sums), None, None, None, None
 
 
 def of_parameters(sums: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -10,6 +10,7 @@ writes a partial result for each slice, and the second puts them together at its
 same order and nothing is added atomically: the bits repeat from run to run.
 
 Partial results are (kinds, groups, slices, C) and what they come to is (kinds, groups, C): a kind is a sum, or a mean.
+A group is a batch by itself, or the groups are those of two batches: the FIRST groups of one, the others of another.
 Row numbers are int64, so offsets may exceed 2^31.
 """
 
@@ -76,43 +77,56 @@ def store_partial(partial, kind: tl.constexpr, values, C, COLUMNS: tl.constexpr)
 
 
 @jit
-def load_partials(partial, kind: tl.constexpr, C, slices, COLUMNS: tl.constexpr, MOST: tl.constexpr):
-    """What was found in each of the group's slices, 0 in the rest of MOST: Triton's blocks have fixed sizes."""
+def batch_groups(first):
+    """The batch that the program's group belongs to: where its groups begin, and how many they are."""
+    group, groups = tl.program_id(2), tl.num_programs(2)
+    start = tl.where(first == 0, group, tl.where(group < first, 0, first))
+    count = tl.where(first == 0, 1, tl.where(group < first, first, groups - first))
+    return start, count
+
+
+@jit
+def load_partials(partial, kind: tl.constexpr, C, slices, first, COLUMNS: tl.constexpr, MOST: tl.constexpr):
+    """What was found in each slice of the batch, 0 in the rest of MOST: Triton's blocks have fixed sizes."""
     numbers = tl.arange(0, MOST)
-    rows = (kind * tl.num_programs(2) + tl.program_id(2)) * slices + numbers
-    return tl.load(partial + block(rows, program_columns(COLUMNS), C), mask=(numbers < slices)[:, None], other=0.0)
+    start, count = batch_groups(first)
+    rows = (kind * tl.num_programs(2) + start) * slices + numbers
+    inside = (numbers < count * slices)[:, None]
+    return tl.load(partial + block(rows, program_columns(COLUMNS), C), mask=inside, other=0.0)
 
 
 @jit
-def add_partials(partial, kind: tl.constexpr, C, slices, COLUMNS: tl.constexpr, MOST: tl.constexpr):
-    """The sum over the whole group, from those of its slices."""
-    return tl.sum(load_partials(partial, kind, C, slices, COLUMNS, MOST), 0)
+def add_partials(partial, kind: tl.constexpr, C, slices, first, COLUMNS: tl.constexpr, MOST: tl.constexpr):
+    """The sum over the whole batch, from those of its slices."""
+    return tl.sum(load_partials(partial, kind, C, slices, first, COLUMNS, MOST), 0)
 
 
 @jit
-def add_moments(partial, M, C, slices, FULL: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr):
-    """The mean and, if FULL, the variance over the group's M rows (else 0), from the means of its slices and the sums
-    of their squared deviations: the deviations of the means come on top (Chan, Golub & LeVeque, 1979).
+def add_moments(partial, M, C, slices, first, FULL: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr):
+    """The mean and, if FULL, the variance over the batch (else 0), M rows a group, from the means of its slices and the
+    sums of their squared deviations: the deviations of the means come on top (Chan, Golub & LeVeque, 1979).
 
     What is added up is how far the means lie from the first one, which is known at once: no sum waits for another.
     """
+    start, count = batch_groups(first)
     numbers = tl.arange(0, MOST)
     slice_rows = tl.cdiv(M, slices)
-    n = tl.maximum(tl.minimum(slice_rows, M - numbers * slice_rows), 0).to(tl.float32)[:, None]  # rows in each slice
-    first = tl.load(partial + tl.program_id(2) * slices * C + program_columns(COLUMNS))
-    off = load_partials(partial, 0, C, slices, COLUMNS, MOST) - first[None, :]
-    total = tl.sum(n * off, 0)
+    n = tl.maximum(tl.minimum(slice_rows, M - numbers % slices * slice_rows), 0)  # rows in each slice
+    n = tl.where(numbers < count * slices, n, 0).to(tl.float32)[:, None]
+    pivot = tl.load(partial + start * slices * C + program_columns(COLUMNS))
+    off = load_partials(partial, 0, C, slices, first, COLUMNS, MOST) - pivot[None, :]
+    total, rows = tl.sum(n * off, 0), count * M
     if FULL:
-        squares = tl.sum(load_partials(partial, 1, C, slices, COLUMNS, MOST) + n * off * off, 0)
-        variance = tl.maximum(squares - total * total / M, 0.0) / M
+        squares = tl.sum(load_partials(partial, 1, C, slices, first, COLUMNS, MOST) + n * off * off, 0)
+        variance = tl.maximum(squares - total * total / rows, 0.0) / rows
     else:
         variance = tl.zeros((COLUMNS,), tl.float32)
-    return first + total / M, variance
+    return pivot + total / rows, variance
 
 
 @jit
 def store_once(result, kind: tl.constexpr, values, C, COLUMNS: tl.constexpr):
-    """Every slice's program knows what the group's slices come to; the first slice's stores it."""
+    """Every slice's program knows what the batch's slices come to; the first slice's stores it for its group."""
     if tl.program_id(1) == 0:
         tl.store(result + (kind * tl.num_programs(2) + tl.program_id(2)) * C + program_columns(COLUMNS), values)
 

@@ -24,6 +24,7 @@ from sntg.models.grid import (
     AVAILABLE,
     add_moments,
     add_partials,
+    batch_groups,
     block,
     corner,
     from_the_end,
@@ -74,7 +75,7 @@ def moments(
 
 @jit
 def begin_layer(
-    partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, M, C, slices,
+    partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, M, C, slices, first,
     FULL: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """scale and shift of each channel's z = scale * y + shift, as rows: no more, for a thread holds eight channels'.
@@ -82,7 +83,7 @@ def begin_layer(
     What derivatives need is kept in `channels`: the mean and, if FULL, variance, 1 / deviation, scale and shift.
     """
     group, columns = tl.program_id(2).to(tl.int64), program_columns(COLUMNS)
-    mean, variance = add_moments(partial, M, C, slices, FULL, COLUMNS, MOST)
+    mean, variance = add_moments(partial, M, C, slices, first, FULL, COLUMNS, MOST)
     bias = tl.load(b + group * b_group + columns * b_channel)
     store_once(channels, 0, mean, C, COLUMNS)
     if FULL:
@@ -101,13 +102,13 @@ def begin_layer(
 
 @jit
 def normalised_leaky(
-    partial, y, g, b, a, channels, g_group, g_channel, b_group, b_channel, slope, eps, M, C, slice_rows, slices,
+    partial, y, g, b, a, channels, g_group, g_channel, b_group, b_channel, slope, eps, M, C, slice_rows, slices, first,
     FULL: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """a = leaky(z)."""
     scale, shift = begin_layer(
-        partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, M, C, slices, FULL, COLUMNS, MOST
+        partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, M, C, slices, first, FULL, COLUMNS, MOST
     )
     group = tl.program_id(2).to(tl.int64)
     first, end = slice_ends(slice_rows, M)
@@ -122,7 +123,7 @@ def normalised_leaky(
 @jit
 def normalised_leaky_pooled(
     partial, y, g, b, mask, pooled, code, channels, g_group, g_channel, b_group, b_channel, slope, eps,
-    M, C, slice_rows, slices,
+    M, C, slice_rows, slices, first,
     W: tl.constexpr, FULL: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
@@ -133,7 +134,22 @@ def normalised_leaky_pooled(
     whoever wins.)
     """
     scale, shift = begin_layer(
-        partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps, 4 * M, C, slices, FULL, COLUMNS, MOST
+        partial,
+        g,
+        b,
+        channels,
+        g_group,
+        g_channel,
+        b_group,
+        b_channel,
+        eps,
+        4 * M,
+        C,
+        slices,
+        first,
+        FULL,
+        COLUMNS,
+        MOST,
     )
     group, columns = tl.program_id(2).to(tl.int64), program_columns(COLUMNS)
     y += group * 4 * M * C
@@ -213,19 +229,24 @@ def linear_sums(
 
 @jit
 def begin_linear(
-    partial, channels, sums, M, C, slices,
+    partial, channels, sums, M, C, slices, first,
     FULL: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """scale and shift of z, lean and rest of B t = scale * t + lean * y + rest, all as rows; stores the sums."""
+    """scale and shift of z, lean and rest of B t = scale * t + lean * y + rest, all as rows.
+
+    Stores the sums, an equal share for each of the batch's groups.
+    """
     scale, shift = load_line(channels, C, FULL, COLUMNS)
-    total = add_partials(partial, 0, C, slices, COLUMNS, MOST)
-    store_once(sums, 0, total, C, COLUMNS)
-    rest = (-total / M)[None, :]
+    _, count = batch_groups(first)
+    rows = count * M
+    total = add_partials(partial, 0, C, slices, first, COLUMNS, MOST)
+    store_once(sums, 0, total / count, C, COLUMNS)
+    rest = (-total / rows)[None, :]
     lean = tl.zeros((1, COLUMNS), tl.float32)
     if FULL:
-        along = add_partials(partial, 1, C, slices, COLUMNS, MOST)
-        store_once(sums, 1, along, C, COLUMNS)
-        lean = (-along / M * load_kind(channels, 2, C, COLUMNS))[None, :] * scale
+        along = add_partials(partial, 1, C, slices, first, COLUMNS, MOST)
+        store_once(sums, 1, along / count, C, COLUMNS)
+        lean = (-along / rows * load_kind(channels, 2, C, COLUMNS))[None, :] * scale
         rest = rest * scale - lean * load_kind(channels, 0, C, COLUMNS)[None, :]
     return scale, shift, lean, rest
 
@@ -242,12 +263,12 @@ def through_b(t, y, scale, lean, rest, FULL: tl.constexpr):
 
 @jit
 def linear(
-    partial, t, seen, channels, result, sums, slope, M, C, slice_rows, slices,
+    partial, t, seen, channels, result, sums, slope, M, C, slice_rows, slices, first,
     PUSH: tl.constexpr, FULL: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """result = slope * (B t) if PUSH, else B (slope * t); then `sums` are the gradients of b and g."""
-    scale, shift, lean, rest = begin_linear(partial, channels, sums, M, C, slices, FULL, COLUMNS, MOST)
+    scale, shift, lean, rest = begin_linear(partial, channels, sums, M, C, slices, first, FULL, COLUMNS, MOST)
     group = tl.program_id(2).to(tl.int64)
     first, end = slice_ends(slice_rows, M)
     for step in tl.range(0, end - first, ROWS, num_stages=STAGES):
@@ -276,12 +297,12 @@ def winner_of(images, won, rows, inside, C, W: tl.constexpr, COLUMNS: tl.constex
 
 @jit
 def pooled_push(
-    partial, t, y, mask, code, channels, result, sums, slope, M, C, slice_rows, slices,
+    partial, t, y, mask, code, channels, result, sums, slope, M, C, slice_rows, slices, first,
     W: tl.constexpr, FULL: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """result = slope * (B t) * mask of each window's winner. M counts pooled rows."""
-    scale, _, lean, rest = begin_linear(partial, channels, sums, 4 * M, C, slices, FULL, COLUMNS, MOST)
+    scale, _, lean, rest = begin_linear(partial, channels, sums, 4 * M, C, slices, first, FULL, COLUMNS, MOST)
     group = tl.program_id(2).to(tl.int64)
     t += group * 4 * M * C
     if FULL:
@@ -335,12 +356,12 @@ def pooled_pull_sums(
 
 @jit
 def pooled_pull(
-    partial, dp, y, mask, code, channels, dy, sums, slope, M, C, slice_rows, slices,
+    partial, dp, y, mask, code, channels, dy, sums, slope, M, C, slice_rows, slices, first,
     W: tl.constexpr, FULL: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """dy = B dz, where only the winner of each window has a dz; `sums` are the gradients of b and g."""
-    scale, _, lean, rest = begin_linear(partial, channels, sums, 4 * M, C, slices, FULL, COLUMNS, MOST)
+    scale, _, lean, rest = begin_linear(partial, channels, sums, 4 * M, C, slices, first, FULL, COLUMNS, MOST)
     group, columns = tl.program_id(2).to(tl.int64), program_columns(COLUMNS)
     dy += group * 4 * M * C
     if FULL:

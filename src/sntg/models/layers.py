@@ -11,13 +11,18 @@ parameters have a leading axis holds that many independent runs.
 
 Two kinds of map (dense, convolution) times three kinds of normalisation (weight norm with mean-only batch
 normalisation, full batch normalisation, none) make the layers at the end of this file.
+
+Two batches of different sizes can also share a pass, as the rows of one view: `two_batches` in `modes.py`.
 """
+
+from math import gcd
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sntg.models.fused import (
+    MOST_SLICES,
     Fused,
     biased_leaky,
     biased_leaky_pooled,
@@ -51,6 +56,7 @@ class Layer(nn.Module):
         self.initialising = False
         self.track_statistics = True
         self.average_views = False
+        self.first_rows = 0  # where two batches share a pass, the rows of the first
 
     def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         raise NotImplementedError
@@ -85,7 +91,17 @@ class Layer(nn.Module):
         return (-2 - self.spatial, *range(-self.spatial, 0))
 
     def batch_mean(self, y: Tensor) -> Tensor:
-        """The mean of each output over its batch; in float32 for 16-bit outputs, which may vary little around it."""
+        """The mean of each output over its batch; in float32 for 16-bit outputs, which may vary little around it.
+
+        Where two batches share the pass, each row has the mean of its own.
+        """
+        if self.first_rows:
+            axis = self.batch_axes[0]
+            parts = torch.split(y, [self.first_rows, y.shape[axis] - self.first_rows], axis)
+            return torch.cat([self._mean(part).repeat_interleave(part.shape[axis], axis) for part in parts], axis)
+        return self._mean(y)
+
+    def _mean(self, y: Tensor) -> Tensor:
         return y.mean(self.batch_axes, keepdim=True, dtype=torch.promote_types(y.dtype, torch.float32))
 
     def per_output(self, values: Tensor, like: Tensor) -> Tensor:
@@ -95,7 +111,8 @@ class Layer(nn.Module):
         return values.reshape(*runs, *(1,) * between, outputs, *(1,) * self.spatial)
 
     def track(self, running: Tensor, statistic: Tensor) -> None:
-        """Moves a running statistic; with several views in the pass it follows the last (branch b of the Pi model)."""
+        """Moves a running statistic; with several views in the pass it follows the last (branch b of the Pi model), and
+        with two batches the second."""
         if self.track_statistics:
             runs = running.ndim - 1
             views = statistic.detach().flatten(runs, -2 - self.spatial)
@@ -259,7 +276,8 @@ class ConvMap(Layer):
             y = self.linear_map(x, weight)
             return biased_leaky(_grouped(y), self._grouped_values(bias, y), LEAK).view(y.shape)
         y = self.linear_map(x, self.weight())
-        done = normalised_leaky(_grouped(y), *self._group_parameters(y), LEAK, BN_EPS)
+        unit, first = self._units(y)
+        done = normalised_leaky(_grouped(y, unit), *self._group_parameters(y), LEAK, BN_EPS, first)
         return self._passed(y, done, trace)
 
     def pooled(self, x: Tensor, dropout: Dropout, trace: list[LinearMap] | None = None) -> Tensor:
@@ -275,28 +293,42 @@ class ConvMap(Layer):
             return pooled.view(*y.shape[:-2], *pooled.shape[-2:])
         y = self.linear_map(x, self.weight())
         mask = dropout.drawn(y[..., ::2, ::2])
-        done = normalised_leaky_pooled(_grouped(y), *self._group_parameters(y), _grouped(mask), LEAK, BN_EPS)
+        unit, first = self._units(y)
+        parameters = self._group_parameters(y)
+        done = normalised_leaky_pooled(_grouped(y, unit), *parameters, _grouped(mask, unit), LEAK, BN_EPS, first)
         return self._passed(y, done, trace)
 
     def _fuses(self, x: Tensor) -> bool:
         """Whether the kernels do it: in evaluation they have no derivative."""
         wanted = self.fused and not self.initialising and (self.training or not torch.is_grad_enabled())
-        return wanted and can_fuse(x, self.b.shape[-1])
+        return wanted and can_fuse(x, self.b.shape[-1]) and x.shape[-4] // self._units(x)[0] <= MOST_SLICES
+
+    def _units(self, y: Tensor) -> tuple[int, int]:
+        """How many rows the kernels take for a group, and how many groups are the first of two batches, 0 if it is one.
+
+        Two batches are cut into groups of one size.
+        """
+        rows = y.shape[-4]
+        if not self.first_rows:
+            return rows, 0
+        unit = gcd(self.first_rows, rows)
+        return unit, self.first_rows // unit
 
     def _group_parameters(self, y: Tensor) -> tuple[Tensor | None, Tensor]:
-        """The scale, where there is one, and the bias of each batch of the pass, (groups, outputs)."""
+        """The scale, where there is one, and the bias, (groups, outputs)."""
         scale = None if self.scale is None else self._grouped_values(self.scale, y)
         return scale, self._grouped_values(self.b, y)
 
     def _grouped_values(self, values: Tensor, y: Tensor) -> Tensor:
-        """One value an output, (*runs, outputs), for each batch of the pass, (groups, outputs)."""
+        """One value an output, (*runs, outputs), for each group of rows in the pass, (groups, outputs)."""
         values = self.per_output(values, y)[..., 0, :, 0, 0]
-        return values.expand(*y.shape[:-4], -1).reshape(-1, y.shape[-3])
+        groups = y.shape[-4] // self._units(y)[0]
+        return values[..., None, :].expand(*y.shape[:-4], groups, -1).reshape(-1, y.shape[-3])
 
     def _passed(self, y: Tensor, done: Fused, trace: list[LinearMap] | None) -> Tensor:
         """The layer's output, after its running statistics have moved and its derivative is in the trace."""
         for name, statistic in zip(("running_mean", "running_var"), done.channels, strict=False):
-            self.track(getattr(self, name), statistic.view(*y.shape[:-4], 1, -1, 1, 1))
+            self.track(getattr(self, name), statistic.view(*y.shape[:-4], -1, y.shape[-3], 1, 1))
         output = done.output.view(*y.shape[:-2], *done.output.shape[-2:])
         if trace is not None:
             trace.append(self._linear(y.shape, output.shape, done.linear))
@@ -378,9 +410,9 @@ class AffineDense(DenseMap, Affine):
     """
 
 
-def _grouped(y: Tensor) -> Tensor:
-    """Images as (groups, rows, channels, height, width), a group for each batch."""
-    return y.flatten(0, -5) if y.ndim > 4 else y[None]
+def _grouped(y: Tensor, rows: int | None = None) -> Tensor:
+    """Images as (groups, rows, channels, height, width): so many rows to a group, or all that are together."""
+    return y.reshape(-1, y.shape[-4] if rows is None else rows, *y.shape[-3:])
 
 
 def max_pool(x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What a forward pass does besides computing: set the scales from data, leave the running statistics alone, share its
-noise with the next pass, or do without kernels of our own. Each is a context around the passes it is meant for."""
+noise with the next pass, take two batches, or do without kernels of our own. Each is a context around the passes it is
+meant for."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -38,6 +39,16 @@ def shared_noise(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             if isinstance(module, Perturbation):
                 module.shared = None
+
+
+@contextmanager
+def two_batches(model: nn.Module, first_rows: int) -> Iterator[None]:
+    """Inside, a pass is one over two batches, the first so many rows and the others, each with statistics of its own.
+
+    The running statistics follow the second. Noise that is shared is shared by the first.
+    """
+    with _flag(model, Layer, "first_rows", first_rows), _flag(model, Perturbation, "first_rows", first_rows):
+        yield
 
 
 @contextmanager

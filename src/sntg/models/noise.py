@@ -6,12 +6,14 @@ from torch import Tensor, nn
 
 
 class Perturbation(nn.Module):
-    """Random noise of the training pass. Inside `shared_noise` one draw serves every pass."""
+    """Random noise of the training pass. Inside `shared_noise` one draw serves every pass; where `two_batches` share a
+    pass it serves the first, and the second has a draw of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sharing = False
         self.shared: Tensor | None = None
+        self.first_rows = 0
 
     def draw(self, x: Tensor) -> Tensor:
         raise NotImplementedError
@@ -26,6 +28,11 @@ class Perturbation(nn.Module):
         """The draw for a training pass over x: a new one, or the one it shares."""
         if not self.sharing:
             return self.draw(x)
+        if self.first_rows and self.shared is not None:
+            drawn = self.draw(x)
+            rows = next(axis for axis in range(x.ndim) if x.shape[axis] != self.shared.shape[axis])
+            drawn.narrow(rows, 0, self.first_rows).copy_(self.shared)
+            return drawn
         if self.shared is None or self.shared.shape != x.shape:
             self.shared = self.draw(x)
         return self.shared
