@@ -158,6 +158,7 @@ def test_no_ratio_is_taken_of_different_engines():
 
 def test_the_rate_of_products_is_positive_and_leaves_no_setting_behind(monkeypatch):
     monkeypatch.setattr(sys.modules["sntg.bench.timing"], "SIDE", {"cpu": 16})
+    before = torch.backends.cuda.matmul.fp32_precision
     for precision in ("float32", "tf32", "bfloat16"):
         assert matrix_rate(precision, torch.device("cpu")) > 0
-    assert not torch.backends.cuda.matmul.allow_tf32
+        assert torch.backends.cuda.matmul.fp32_precision == before
