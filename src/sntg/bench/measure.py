@@ -4,7 +4,6 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import median
 from tempfile import TemporaryDirectory
 
@@ -12,6 +11,7 @@ import torch
 
 from sntg.bench.cases import IMAGES, SNTG, Case, Group, config_of, inputs_of
 from sntg.bench.counting import count
+from sntg.bench.starting import begin, cold_start
 from sntg.bench.timing import UNMEASURED, block_length, matrix_rate, seconds, take_turns
 from sntg.training import Inputs, Stack
 from sntg.training.engines import best_engine, best_precision
@@ -27,8 +27,9 @@ class Row:
     random: whether the inputs are noise in the dataset's shapes. asked: the engine that was asked for. auto: whether
     this is what `auto` means here. rounds_ms: a figure a round; their median is ms_per_step. operations: of a step's
     convolutions and matrix products. share: of the device's rate for a large matrix product in that precision.
-    warm_up_s: what building the run took with nothing compiled before; second_warm_up_s: with the compiler's cache
-    filled. evaluation_s: of both sets of weights, on evaluation_points.
+    warm_up_s: what it took to start, the first step and evaluation included, in a new process with nothing compiled
+    before; second_warm_up_s: with the compiler's cache filled. evaluation_s: of both sets of weights, on
+    evaluation_points.
     """
 
     dataset: str
@@ -62,7 +63,8 @@ class Built:
 
     case: Case
     stack: Stack
-    warm_up_s: float
+    cold_s: float | None  # the seconds to start with nothing compiled before; None where something is
+    started_s: float
     peak_gib: float | None
 
 
@@ -81,9 +83,7 @@ class Bench:
         """A row for each case. They are alive together, and take turns. What fails is told in its row."""
         try:
             with own_randomness(config_of(group[0], self.name)):
-                rows = self._rows(group)
-                release(self.device)
-                return [self._again(case, row) for case, row in zip(group, rows, strict=True)]
+                return self._rows(group)
         except RuntimeError as e:  # too little memory, or a precision the device does not have: the others still count
             reason = str(e).strip().splitlines()
             return [replace(self._empty(case), failed=reason[0] if reason else type(e).__name__) for case in group]
@@ -105,24 +105,30 @@ class Bench:
         A recorded graph's memory counts as free once it is recorded, so the peak is that of building it and stepping.
         """
         config, inputs = config_of(case, self.name), self._data(case)
+        cold = self._cold(case)
         stacks: list[Stack] = []
         on_cuda = self.device.type == "cuda"
         before = torch.cuda.memory_allocated(self.device) if on_cuda else 0
         if on_cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
-        took = seconds(lambda: stacks.append(Stack([config], [inputs])), self.device)
+        took = seconds(lambda: stacks.append(begin(config, inputs)), self.device)
         seconds(stacks[0].advance, self.device, UNMEASURED)
         peak = (torch.cuda.max_memory_allocated(self.device) - before) / GIB if on_cuda else None
-        return Built(case, stacks[0], took, peak)
+        return Built(case, stacks[0], cold, took, peak)
+
+    def _cold(self, case: Case) -> float | None:
+        """Starts a case for the first time, and fills the compiler's cache."""
+        shape = (case.dataset, case.method, case.precision)
+        if case.engine == "eager" or shape in self._compiled:
+            return None
+        self._compiled.add(shape)
+        return cold_start(case, self.name)
 
     def _row(self, built: Built, rounds: list[float], length: int, operations: int) -> Row:
         stack, config = built.stack, built.stack.configs[0]
         step = median(rounds)
         tflops = operations / step / 1e12
-        shape = (built.case.dataset, built.case.method, built.case.precision)
-        cached = config.engine != "eager" and shape in self._compiled
-        if config.engine != "eager":
-            self._compiled.add(shape)
+        compiled = config.engine != "eager"
         return replace(
             self._empty(built.case),
             engine=config.engine,
@@ -136,21 +142,13 @@ class Bench:
             tflops=tflops,
             share=tflops / self._rate(config.precision),
             peak_gib=built.peak_gib,
-            warm_up_s=None if cached else built.warm_up_s,
-            second_warm_up_s=built.warm_up_s if cached else None,
+            warm_up_s=built.cold_s if compiled else built.started_s,
+            second_warm_up_s=built.started_s if compiled else None,
             epoch_steps=stack.epoch_steps,
             epoch_s=stack.epoch_steps * step,
-            evaluation_s=[seconds(partial(evaluate, stack), self.device) for _ in range(2)][-1],
+            evaluation_s=seconds(stack.errors, self.device),
             evaluation_points=len(stack.inputs[0].data.test_y),
         )
-
-    def _again(self, case: Case, row: Row) -> Row:
-        """The row with what a second run of the same shape takes to start."""
-        if row.engine == "eager" or row.second_warm_up_s is not None:
-            return row
-        took = self._build(case).warm_up_s
-        release(self.device)
-        return replace(row, second_warm_up_s=took)
 
     def _empty(self, case: Case) -> Row:
         best = best_engine(self.device), best_precision(self.device, case.method)
@@ -175,11 +173,6 @@ class Bench:
             # No weight is zero then, so no gradient is, and all that is computed has a part in the result.
             self._operations[key] = count(Stack([replace(plain, ramp_up=0)], [self._data(case)]).advance)
         return self._operations[key]
-
-
-def evaluate(stack: Stack) -> None:
-    """What the end of an epoch does: the test error of the student and of the averaged weights."""
-    stack.errors()
 
 
 def release(device: torch.device) -> None:

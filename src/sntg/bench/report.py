@@ -93,6 +93,7 @@ def around(row: Row) -> Cells:
         **_how(row),
         "GiB": _number(row.peak_gib, 2),
         "warm-up s": _number(row.warm_up_s, 1),
+        "second s": _number(row.second_warm_up_s, 1),
         "epoch s": _number(row.epoch_s, 2),
         "test s": _number(row.evaluation_s, 3),
     }

@@ -1,0 +1,49 @@
+"""How long a run takes to start: to be built, compiled and recorded, to take a step and to make an evaluation.
+
+A process that has compiled something starts faster ever after, so the first start is timed in a process of its own.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+
+import torch
+
+from sntg.bench.cases import Case, config_of, inputs_of
+from sntg.bench.timing import seconds
+from sntg.training import Config, Inputs, Stack
+from sntg.training.randomness import own_randomness
+
+
+def begin(config: Config, inputs: Inputs) -> Stack:
+    """A run that has begun.
+
+    >>> config = config_of(Case("two-moons", "pi", "eager", "float32"), "cpu")
+    >>> begin(config, inputs_of(config)).step
+    1
+    """
+    stack = Stack([config], [inputs])
+    stack.advance()
+    stack.errors()
+    return stack
+
+
+def cold_start(case: Case, device: str) -> float | None:
+    """The seconds that the start of a case takes in a new process; None where it fails there."""
+    command = [sys.executable, "-m", "sntg.bench.starting", json.dumps(asdict(case)), device]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return float(done.stdout.split()[-1]) if done.returncode == 0 else None
+
+
+def main() -> None:
+    """Prints the seconds that the start of a case takes here."""
+    case, device = Case(**json.loads(sys.argv[1])), sys.argv[2]
+    config = config_of(case, device)
+    inputs = inputs_of(config)
+    with own_randomness(config):
+        print(seconds(lambda: begin(config, inputs), torch.device(device)))
+
+
+if __name__ == "__main__":
+    main()
