@@ -138,6 +138,16 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("        undo()\n        return start_engine", "        return start_engine"),
         ("    undo()\n    return name, run", "    return name, run"),
     ],
+    ("training/lanes.py", "training/test_lanes.py"): [
+        ("        torch.set_rng_state(self.on_host)", "        pass"),  # everybody's numbers
+        ("self.on_gpu = self.generator.graphsafe_get_state()", "pass"),  # a recording that failed put another there
+        ("self.generator.clone_state()", "self.generator.graphsafe_get_state()"),  # all lanes with one state
+        ("                steps.close()", "                pass"),  # folders stay locked
+        ("if stopped or not waiting", "if not waiting"),
+    ],
+    ("training/series.py", "training/test_series_in_turns.py"): [
+        ("own_randomness(configs[0]), stop", "stop"),  # who ends first takes the others' kernels along
+    ],
     ("training/metrics.py", "training/test_metrics.py"): [
         ("sums.zero_()", "pass"),
         ("opinions.sum(-1)", "opinions.numel()"),
@@ -171,6 +181,12 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("models/conv13.py", "models/test_conv13.py"): [
         ('(512, 3, "valid")', '(512, 3, "same")'),
+    ],
+    ("models/noise.py", "models/test_modes.py"): [
+        ("if self.first_rows and self.shared is not None", "if False"),  # the first of two batches has the shared noise
+    ],
+    ("models/layers.py", "models/test_modes.py"): [
+        ("self._mean(part).repeat", "self._mean(y).repeat"),  # two batches in a pass have two means
     ],
     ("models/modes.py", "models/test_modes.py"): [
         ("done / (done + len(chunk))", "done / (done + len(chunk) + 1)"),

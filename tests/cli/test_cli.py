@@ -320,6 +320,46 @@ def test_a_gpu_is_not_asked_within_an_epoch(monkeypatch):
         assert bar.tasks[0].completed == 3
 
 
+def test_the_bar_of_a_series_is_about_all_its_seeds_whoever_trains():
+    console, configs = (
+        Console(file=StringIO(), force_terminal=True),
+        [resolve("two-moons", 12, "pi", s) for s in range(4)],
+    )
+    still = {"steps": 9, "log": SimpleNamespace(steps=0), "device": torch.device("cpu")}
+    stacks = [SimpleNamespace(configs=[config], **still) for config in configs]
+    with terminal.progress_bar(console) as bar:
+        display = progress.Display(configs, console, bar, done=1)
+        seen = []
+        for number, step in [(1, 1), (2, 1), (1, 2), (2, 9), (3, 4)]:  # the first was done before
+            stacks[number].step = step
+            display.on_step(stacks[number])
+            seen.append(bar.tasks[0].completed)
+        assert seen == [10, 11, 12, 20, 24]
+        assert bar.tasks[0].total == 36
+        progress.Display(configs, console, bar).on_step(
+            SimpleNamespace(configs=configs, step=3, **still)
+        )  # in one pass
+        assert (bar.tasks[1].completed, bar.tasks[1].total) == (3, 9)
+
+
+def test_a_series_gone_on_with_knows_the_seeds_that_are_done(cli, tmp_path, monkeypatch):
+    displays = []
+
+    class Watched(progress.Display):
+        def __init__(self, configs, console, bar, done):
+            super().__init__(configs, console, bar, done)
+            displays.append((len(configs), done))
+
+    monkeypatch.setattr(progress, "Display", Watched)
+    monkeypatch.setattr(progress, "resume_series", lambda *arguments: [])
+    monkeypatch.setattr(progress, "final_errors", lambda out: [1.0, 2.0])
+    assert cli(*train(tmp_path / "RUN", *QUICK, "--seeds", "0-2"))[0] == 0
+    for seed in (0, 2):
+        (tmp_path / f"RUN/seed-{seed}/figures/curves.png").touch()  # nothing else is drawn here
+    assert cli("resume", tmp_path / "RUN")[0] == 0
+    assert displays == [(3, 0), (3, 2)]
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [(None, "supervised 0.1235  sntg 2.0000"), (3.456, "supervised 0.1235  sntg 2.0000  error 3.46 %")],

@@ -5,7 +5,10 @@ steps. So engines are compared one step at a time from a common state, and over 
 against those of an eager twin whose weights began one unit in the last place away.
 """
 
+import os
+import signal
 import statistics
+import sys
 import warnings
 from dataclasses import replace
 
@@ -14,10 +17,11 @@ import torch
 
 from sntg.data import Dataset, Split
 from sntg.models.noise import Dropout, GaussianNoise
-from sntg.training import resolve
+from sntg.training import Stopped, resolve, resume_series, run, run_series
 from sntg.training.adam import Adam
 from sntg.training.engines import SlowerEngine
 from sntg.training.inputs import Inputs
+from sntg.training.lanes import Lane
 from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
 
@@ -458,6 +462,153 @@ def test_points_streamed_from_the_host_train_to_the_same_bits(method, engine):
                 runs.advance()
         ends.append(copied(runs.state()))
     assert differing(*ends) == []
+
+
+# --- seeds in turns --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def series(monkeypatch):
+    """Seeds of the small net on images made up here; figures, which take longest, are left out."""
+    monkeypatch.setattr("sntg.training.loop.load_inputs", lambda config: make_inputs())
+
+    def draw(trained, folder):
+        folder.mkdir(exist_ok=True)
+        (folder / "curves.png").touch()
+
+    monkeypatch.setattr(sys.modules["sntg.training.run"], "draw_figures", draw)
+
+    def configs(seeds, method="pi+sntg", engine="graph", precision="bfloat16", **settings):
+        short = {"model": "small", "epochs": 3, "eval_every": 1, **settings}
+        return [make_config(method, engine, precision, seed=seed, **short) for seed in seeds]
+
+    return configs
+
+
+def outcome(folder):
+    names = ("model.safetensors", "metrics.jsonl", "features.safetensors", "config.json")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def assert_as_alone(configs, folder, alone):
+    for config in configs:
+        run(config, alone / str(config.seed))
+        assert outcome(folder / f"seed-{config.seed}") == outcome(alone / str(config.seed))
+
+
+def test_lanes_have_streams_and_random_numbers_of_their_own_and_leave_the_callers():
+    torch.cuda.manual_seed(7)
+    torch.rand(5, device=DEVICE)
+    before, stream = torch.cuda.get_rng_state(), torch.cuda.current_stream()
+    lanes = [Lane(torch.device(DEVICE)) for _ in range(3)]
+    for seed, lane in enumerate(lanes):
+        with lane.turn():
+            torch.cuda.manual_seed(seed)
+    expected = []
+    for seed in range(3):
+        with torch.random.fork_rng([torch.device(DEVICE)]):
+            torch.cuda.manual_seed(seed)
+            expected.append(torch.rand(4, device=DEVICE))
+    streams, drawn = [], [[] for _ in lanes]
+    for _ in range(2):
+        for lane, numbers in zip(lanes, drawn, strict=True):
+            with lane.turn():
+                streams.append(torch.cuda.current_stream().cuda_stream)
+                numbers.append(torch.rand(4, device=DEVICE))
+    torch.cuda.synchronize()
+    assert len({*streams, stream.cuda_stream}) == 4
+    assert all(torch.equal(numbers[0], first) for numbers, first in zip(drawn, expected, strict=True))
+    assert not any(torch.equal(*numbers) for numbers in drawn)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    assert torch.cuda.current_stream() == stream
+
+
+def test_recordings_of_lanes_draw_their_own_numbers_when_they_are_replayed_at_once():
+    """Nothing waits between the replays: of one state, a later one would overwrite what an earlier one reads."""
+    lanes, rows, recordings = [Lane(torch.device(DEVICE)) for _ in range(3)], [], []
+    for seed, lane in enumerate(lanes):
+        with lane.turn():
+            torch.manual_seed(seed)
+            row, record = torch.empty(2**22, device=DEVICE), torch.cuda.CUDAGraph()
+            row.uniform_()
+            torch.manual_seed(seed)
+            with torch.cuda.graph(record, stream=lane.stream):
+                row.uniform_()
+            rows.append(row)
+            recordings.append(record)
+    sums = torch.zeros(3, 20, dtype=torch.float64, device=DEVICE)
+    torch.cuda.synchronize()
+    for step in range(20):
+        for number, lane in enumerate(lanes):
+            with lane.turn():
+                recordings[number].replay()
+                sums[number, step] = rows[number].double().sum()
+    torch.cuda.synchronize()
+    for seed in range(3):
+        with torch.random.fork_rng([torch.device(DEVICE)]):
+            torch.manual_seed(seed)
+            alone = [torch.empty_like(rows[0]).uniform_().double().sum() for _ in range(20)]
+        assert torch.equal(sums[seed], torch.stack(alone))
+
+
+@pytest.mark.parametrize("method", ["pi+sntg", "vat"])
+def test_recorded_seeds_in_turns_end_in_the_bytes_of_each_alone(method, tmp_path, series):
+    configs, seen, told = series(range(4), method, "graph"), {}, []
+
+    def on_step(stack):
+        seed = stack.configs[0].seed
+        assert torch.cuda.initial_seed() == seed  # the state that is current is the run's
+        assert stack.configs[0].engine == "graph"
+        seen.setdefault(seed, set()).add(torch.cuda.current_stream().cuda_stream)
+        told.append(seed)
+
+    run_series(configs, tmp_path / "series", on_step=on_step)
+    assert told[:6] == [0, 1, 2, 0, 1, 2]
+    assert all(len(streams) == 1 for streams in seen.values())
+    assert len(seen[0] | seen[1] | seen[2] | {torch.cuda.default_stream().cuda_stream}) == 4
+    assert_as_alone(configs, tmp_path / "series", tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["eager", *ENGINES])
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float16"])
+def test_seeds_of_the_papers_network_in_turns_end_in_the_bytes_of_each_alone(engine, precision, tmp_path, series):
+    """With pairs that share rows and evaluation that estimates anew, which set what is the whole process's."""
+    settings = {"model": MODEL, "pairs": "random", "n_pairs": 7, "bn_batches": 2, "normalisation": "batch"}
+    configs = series(range(3), "pi+ent+sntg", engine, precision, **settings)
+    run_series(configs, tmp_path / "series")
+    assert_as_alone(configs, tmp_path / "series", tmp_path / "alone")
+
+
+def test_recorded_seeds_asked_to_stop_go_on_in_turns_to_the_same_bytes(tmp_path, series):
+    configs = series(range(3))
+
+    def on_step(stack):
+        if stack.step == 10 and stack.configs[0].seed == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        run_series(configs, tmp_path / "series", on_step=on_step)
+    assert len(list(tmp_path.glob("series/seed-*/checkpoints/*"))) == 3
+    resume_series(tmp_path / "series")
+    assert_as_alone(configs, tmp_path / "series", tmp_path / "alone")
+
+
+def test_seeds_whose_recordings_fail_go_on_compiled_in_turns(tmp_path, series, monkeypatch):
+    """A recording that fails leaves another state of the generator behind, and that is the lane's from then on."""
+    gather = Adam.gather
+
+    def asks(self):
+        gather(self)
+        self.gradient.sum().item()
+
+    monkeypatch.setattr(Adam, "gather", asks)
+    configs = series(range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowerEngine)
+        trained = run_series(configs, tmp_path / "series")
+        assert [t.config.engine for t in trained] == ["compiled"] * 2
+        assert_as_alone(configs, tmp_path / "series", tmp_path / "alone")
 
 
 # --- what is written down --------------------------------------------------------------------------------------------

@@ -56,6 +56,23 @@ def test_sums_are_in_order_inside_and_as_they_were_outside(before):
         torch.use_deterministic_algorithms(False)
 
 
+def test_runs_that_end_in_another_order_than_they_began_leave_it_to_the_one_around_them():
+    """As seeds do that take turns."""
+    filters = list(warnings.filters)
+    with sums_in_order():
+        first, second = sums_in_order(), sums_in_order()
+        for run in (first, second):
+            run.__enter__()
+        for run in (first, second):
+            run.__exit__(None, None, None)
+            assert torch.are_deterministic_algorithms_enabled()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.warn("this operation is not deterministic because it uses CuBLAS", stacklevel=1)
+            assert caught == []
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert warnings.filters == filters
+
+
 def test_only_the_matrix_products_warning_is_left_unsaid():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

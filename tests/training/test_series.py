@@ -1,4 +1,4 @@
-"""Several seeds of one run: side by side or one after the other, interrupted or not, each in a folder of its own."""
+"""Several seeds of one run: in one pass or one after the other, interrupted or not, each in a folder of its own."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 
 from sntg.errors import DivergenceError, UsageError
 from sntg.training import RunFolder, final_errors, load, read_seeds, resolve, resume_series, run, run_series
-from sntg.training.series import SERIES, SIDE_BY_SIDE
+from sntg.training.series import ONE_PASS, SERIES
 
 SEEDS = (3, 1, 4)
 
@@ -73,13 +73,13 @@ def test_every_seed_has_a_finished_run_folder_with_its_own_split_and_weights(tmp
 
 
 def test_seeds_that_come_one_after_the_other_are_the_runs_they_would_be_alone(tmp_path):
-    assert "small" not in SIDE_BY_SIDE
+    assert "small" not in ONE_PASS
     run_series([digits(seed) for seed in (1, 2)], tmp_path / "series")
     run(digits(2), tmp_path / "alone")
     assert same(contents(tmp_path / "series/seed-2"), contents(tmp_path / "alone"))
 
 
-def test_seeds_side_by_side_share_their_data_and_initial_weights_with_the_run_alone(tmp_path):
+def test_seeds_in_one_pass_share_their_data_and_initial_weights_with_the_run_alone(tmp_path):
     """What the seed decides; the random streams of training are the stack's."""
     configs = [moons(seed, lr=0.0, epochs=1) for seed in (1, 2)]
     run_series(configs, tmp_path / "series")

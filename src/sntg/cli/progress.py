@@ -28,6 +28,7 @@ from sntg.training import (
     resume_series,
     run,
     run_series,
+    seeds_done,
 )
 from sntg.training.config import device_name
 from sntg.training.run_folder import CONFIG
@@ -40,7 +41,8 @@ GLANCE = 2.0  # seconds between two looks at the losses within an epoch
 class Display:
     """Shows how far a run is, or a series of runs that differ in their seed."""
 
-    def __init__(self, configs: Sequence[Config], console: Console, bar: Progress) -> None:
+    def __init__(self, configs: Sequence[Config], console: Console, bar: Progress, done: int = 0) -> None:
+        """done: how many of the runs were finished before."""
         self.config = configs[0]
         self.console = console
         self.bar = bar
@@ -48,7 +50,8 @@ class Display:
         self.looked = time.monotonic()
         self.error = ""
         self.unspoken = True  # how the steps are executed is known when the first is taken
-        self.runs, self.done = len(configs), 0  # of a series, where they come one after the other
+        self.runs, self.done = len(configs), done
+        self.taken: dict[int, int] = {}  # steps, by the seed: several runs of a series may be under way
 
     def say_how(self, config: Config) -> None:
         """Names the engine and the precision that `auto` came to, or that were asked for."""
@@ -59,14 +62,15 @@ class Display:
         """Moves the bar; every other second it shows the losses of the epoch so far."""
         if self.unspoken:
             self.say_how(stack.configs[0])
-        passes = self.runs // len(stack.configs)
-        self.bar.update(self.task, completed=self.done * stack.steps + stack.step, total=passes * stack.steps)
+        self.taken[stack.configs[0].seed] = stack.step
+        before, passes = self.done // len(stack.configs), self.runs // len(stack.configs)
+        taken = before * stack.steps + sum(self.taken.values())
+        self.bar.update(self.task, completed=taken, total=passes * stack.steps)
         now = time.monotonic()
         free = stack.device.type == "cpu"  # a GPU would have to be waited for, in the midst of an epoch
         if free and stack.log.steps and self.console.is_terminal and now - self.looked > GLANCE:
             self.bar.update(self.task, description=_terms(stack.log.means()[0]) + self.error)
             self.looked = now
-        self.done += stack.finished
 
     def on_epoch(self, records: list[Record]) -> None:
         """Shows an epoch's figures, with the seeds' mean error: on a terminal every epoch's, elsewhere some."""
@@ -105,14 +109,15 @@ def resume_with_progress(out: Path, data: str) -> None:
         return [resume(out, data, lambda record: display.on_epoch([record]), display.on_step, warn)]
 
     series = (out / SERIES).exists()
-    _show(read_series(out) if series else [config_to_resume(RunFolder(out), data)], out, work)
+    configs = read_series(out) if series else [config_to_resume(RunFolder(out), data)]
+    _show(configs, out, work, seeds_done(out) if series else 0)
 
 
-def _show(configs: Sequence[Config], out: Path, work: Callable[[Display], list[Trained]]) -> None:
+def _show(configs: Sequence[Config], out: Path, work: Callable[[Display], list[Trained]], before: int = 0) -> None:
     console = Console(stderr=True)
     try:
         with progress_bar(console) as bar:
-            done = work(Display(configs, console, bar))
+            done = work(Display(configs, console, bar, before))
     except Stopped as stop:
         _stop(f"stopped; `sntg resume {shlex.quote(str(out))}` goes on", 128 + stop.signal)
     except KeyboardInterrupt:  # before training, or the second one

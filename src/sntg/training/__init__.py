@@ -8,7 +8,7 @@ from sntg.training.recipes import recipe, resolve
 from sntg.training.run import config_to_resume, resume, run
 from sntg.training.run_folder import RunFolder, load
 from sntg.training.schedules import Schedule, ramp_down, ramp_up
-from sntg.training.series import SERIES, final_errors, read_seeds, read_series, resume_series, run_series
+from sntg.training.series import SERIES, final_errors, read_seeds, read_series, resume_series, run_series, seeds_done
 from sntg.training.stopping import Stopped
 from sntg.training.workers import train_all
 
@@ -23,6 +23,7 @@ __all__ += [
     "resume_series",
     "run",
     "run_series",
+    "seeds_done",
     "train",
     "train_all",
 ]

@@ -68,14 +68,15 @@ def compiled(step: Step) -> Run:
 
 def graph(step: Step) -> Run:
     step = _compile(step)
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
+    here = torch.cuda.current_stream()
+    side = _own_stream()
+    side.wait_stream(here)
     with torch.cuda.stream(side):
         for _ in range(WARM_UP):
             step()
-    torch.cuda.current_stream().wait_stream(side)
+    here.wait_stream(side)
     step.prepare()
-    recording = _record(step.compute)
+    recording = _record(step.compute, side)
 
     def run() -> None:
         step.prepare()
@@ -84,13 +85,23 @@ def graph(step: Step) -> Run:
     return run
 
 
-def _record(compute: Run) -> torch.cuda.CUDAGraph:
+def _own_stream() -> torch.cuda.Stream:
+    """A stream that no other run records on: the current one, unless that is everybody's.
+
+    cuBLAS has a workspace for every stream, and a recording keeps to the one it was made with. Two that share it must
+    not be replayed at the same time, and when one is deleted some versions of torch take it from the other.
+    """
+    here = torch.cuda.current_stream()
+    return torch.cuda.Stream() if here == torch.cuda.default_stream() else here  # type: ignore[no-untyped-call]
+
+
+def _record(compute: Run, side: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     """The kernels of one call. One that fails is not ended as it should be: stream and generator are put back here."""
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     before = generator.clone_state()
     recording = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(recording):
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(recording, stream=side):
             compute()
     except Exception as e:
         generator.graphsafe_set_state(before)  # the old one would wait for the recording's end

@@ -1,8 +1,8 @@
 """One run from settings to a finished run folder, and an interrupted one from its last checkpoint."""
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -27,6 +27,8 @@ FREE = ("data", "split_file", "storage", "engine", "checkpoint_seconds", "tensor
 OnEpoch = Callable[[Record], None]
 OnEpochs = Callable[[list[Record]], None]  # of every run of a stack
 OnStep = Callable[[Stack], None]
+Stops = Callable[[], AbstractContextManager[Callable[[], None]]]  # `stop_requests`, or someone's who has called it
+Steps = Generator[None, None, list[Trained]]  # the training of a stack: it rests after every step, and returns its runs
 
 
 def run(
@@ -46,13 +48,18 @@ def run(
     """
     folder = RunFolder(out)
     check_free(folder.path)
-    (trained,) = begin([config], [folder], folder.path, lambda records: on_epoch(records[0]), on_step)
+    (trained,) = _to_the_end(begin([config], [folder], folder.path, lambda records: on_epoch(records[0]), on_step))
     return trained
 
 
 def begin(
-    configs: Sequence[Config], folders: Sequence[RunFolder], home: Path, on_epoch: OnEpochs, on_step: OnStep
-) -> list[Trained]:
+    configs: Sequence[Config],
+    folders: Sequence[RunFolder],
+    home: Path,
+    on_epoch: OnEpochs,
+    on_step: OnStep,
+    stops: Stops = stop_requests,
+) -> Steps:
     """Trains a stack of runs, each into a folder of its own, with the stack's checkpoints in `home`."""
     with own_randomness(configs[0]):
         if configs[0].tensorboard:
@@ -62,7 +69,7 @@ def begin(
             for folder, config, inputs in zip(folders, runs.configs, runs.inputs, strict=True):
                 locks.enter_context(folder.locked())
                 folder.start(config, inputs.split)
-            return _carry_on(runs, folders, home, on_epoch, on_step)
+            return (yield from _carry_on(runs, folders, home, on_epoch, on_step, stops))
 
 
 def resume(
@@ -81,7 +88,8 @@ def resume(
     config_to_resume(folder, data)  # before a lock is put into what is no run
     with folder.locked():
         config = config_to_resume(folder, data)  # who held the lock may have finished it
-        (trained,) = go_on([config], [folder], folder.path, lambda records: on_epoch(records[0]), on_step, on_damage)
+        steps = go_on([config], [folder], folder.path, lambda records: on_epoch(records[0]), on_step, on_damage)
+        (trained,) = _to_the_end(steps)
     return trained
 
 
@@ -92,7 +100,8 @@ def go_on(
     on_epoch: OnEpochs,
     on_step: OnStep,
     on_damage: Callable[[str], None],
-) -> list[Trained]:
+    stops: Stops = stop_requests,
+) -> Steps:
     """Goes on with a stack of runs from its last whole checkpoint."""
     with own_randomness(configs[0]):
         checkpoint = read_latest(home, on_damage)
@@ -104,7 +113,23 @@ def go_on(
             runs.load_state(checkpoint.tensors, checkpoint.facts["histories"])
         for folder, history in zip(folders, runs.histories, strict=True):
             folder.set_metrics(history)
-        return _carry_on(runs, folders, home, on_epoch, on_step)
+        return (yield from _carry_on(runs, folders, home, on_epoch, on_step, stops))
+
+
+def advance(steps: Steps) -> list[Trained] | None:
+    """Takes one step. When there is none left to take, it finishes the folders and returns the runs."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        trained: list[Trained] = end.value
+        return trained
+    return None
+
+
+def _to_the_end(steps: Steps) -> list[Trained]:
+    while (trained := advance(steps)) is None:
+        pass
+    return trained
 
 
 def config_to_resume(folder: RunFolder, data: str = "") -> Config:
@@ -120,11 +145,11 @@ def config_to_resume(folder: RunFolder, data: str = "") -> Config:
 
 
 def _carry_on(
-    runs: Stack, folders: Sequence[RunFolder], home: Path, on_epoch: OnEpochs, on_step: OnStep
-) -> list[Trained]:
+    runs: Stack, folders: Sequence[RunFolder], home: Path, on_epoch: OnEpochs, on_step: OnStep, stops: Stops
+) -> Steps:
     """Trains to the end, with checkpoints on the way, and finishes the folders."""
     boards = [Board(folder.path, runs.step or None) for folder in folders] if runs.shared.tensorboard else []
-    with stop_requests() as check_stop:
+    with stops() as check_stop:
         written = time.monotonic()
         while not runs.finished:
             records = runs.advance()
@@ -143,7 +168,8 @@ def _carry_on(
             if runs.finished or time.monotonic() - written >= runs.shared.checkpoint_seconds:
                 _checkpoint(runs, home)
                 written = time.monotonic()
-    # The signals are themselves again: the last checkpoint is written, and what follows can be done anew.
+            yield
+    # A run alone lets signals be themselves again: the last checkpoint is written, and what follows can be done anew.
     trained = runs.trained()
     for done, folder, board in zip_longest(trained, folders, boards):
         _finish(done, folder, board)

@@ -2,26 +2,33 @@
 
     SERIES/series.json, seed-0/, seed-1/, ...
 
-Small networks leave a processor idle, so their seeds train side by side in one pass (`Stack`). A convolutional network
-of the paper's size fills a GPU by itself: its seeds come one after the other, and the later ones find everything
-compiled. docs/performance.md has the figures.
+One run leaves a processor partly idle. The seeds of a small network go through in one pass (`Stack`). A convolutional
+network on a GPU gains nothing from that; its seeds take turns, each on a stream of its own (`lanes`), and each is, to
+the bit, the run it would be alone. On a CPU they come one after the other. docs/performance.md has the figures.
 """
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from sntg.errors import DivergenceError, UsageError
 from sntg.files import write_text
+from sntg.models import CONVOLUTIONAL
 from sntg.training.config import Config, config_from
-from sntg.training.loop import Trained, check_stack
-from sntg.training.run import OnEpochs, OnStep, begin, config_to_resume, go_on, resume, run
+from sntg.training.lanes import Lane, take_turns
+from sntg.training.loop import Record, Trained, check_stack
+from sntg.training.randomness import own_randomness
+from sntg.training.run import OnEpochs, OnStep, Steps, begin, config_to_resume, go_on
 from sntg.training.run_folder import CONFIG, WEIGHTS, RunFolder, check_free
+from sntg.training.stopping import stop_requests
 
 SERIES = "series.json"
-SIDE_BY_SIDE = ("mlp",)  # models whose seeds gain from one pass
+ONE_PASS = ("mlp",)  # models whose seeds gain from one pass
+AT_ONCE = 3  # on an H200 1.12 times the steps of one for the 13-layer net, 1.64 for the small one; 2 give 1.11, 1.46
 MOST_SEEDS = 1000
 
 
@@ -90,6 +97,17 @@ def resume_series(
         return _train(configs, home.path, data, on_epoch, on_step, on_damage)
 
 
+def at_once(config: Config) -> int:
+    """How many runs of a series take turns.
+
+    >>> from sntg.training import resolve
+    >>> at_once(resolve("digits", 50, "pi"))
+    1
+    """
+    on_gpu = torch.device(config.device).type == "cuda"
+    return AT_ONCE if on_gpu and config.model in CONVOLUTIONAL else 1
+
+
 def _train(
     configs: Sequence[Config],
     home: Path,
@@ -99,43 +117,54 @@ def _train(
     on_damage: Callable[[str], None] = lambda message: None,
 ) -> list[Trained]:
     """Begins what has not begun, goes on with what has, and leaves alone what is done."""
-    if configs[0].model in SIDE_BY_SIDE:
-        return _together(configs, home, data, on_epoch, on_step, on_damage)
-    trained, failures = [], []
-    for config in configs:
-        folder = _folder(home, config)
-        try:
-            if not (folder.path / CONFIG).exists():
-                trained.append(run(config, folder.path, lambda record: on_epoch([record]), on_step))
-            elif not folder.finished:
-                trained.append(resume(folder.path, data, lambda record: on_epoch([record]), on_step, on_damage))
-        except DivergenceError as e:  # the other seeds may do better
-            failures.append(f"seed {config.seed}: {e}")
+    stacks = [configs] if configs[0].model in ONE_PASS else [[c] for c in configs if not _folder(home, c).finished]
+    news: list[Record] = []
+
+    def tell() -> None:
+        """The records of a round at once: runs that began together end their epochs together."""
+        if news:
+            on_epoch(list(news))
+            news.clear()
+
+    # What is the process's and not a run's, kernels and signals, is seen to for all of them: they end in any order.
+    with own_randomness(configs[0]), stop_requests() as check_stop:
+        jobs = [_steps(stack, home, data, news.extend, on_step, on_damage, check_stop) for stack in stacks]
+        lanes = [Lane(torch.device(configs[0].device)) for _ in range(at_once(configs[0]))]
+        outcomes = take_turns(jobs, lanes, tell)
+    failures = [
+        f"seed {', '.join(str(c.seed) for c in stack)}: {outcome}"
+        for stack, outcome in zip(stacks, outcomes, strict=True)
+        if isinstance(outcome, str)
+    ]
     if failures:
         raise DivergenceError("; ".join(failures))
-    return trained
+    return [run for outcome in outcomes if isinstance(outcome, list) for run in outcome]
 
 
-def _together(
+def _steps(
     configs: Sequence[Config],
-    home: Path,
+    series: Path,
     data: str,
     on_epoch: OnEpochs,
     on_step: OnStep,
     on_damage: Callable[[str], None],
-) -> list[Trained]:
-    """The whole series as one stack, with its checkpoints in `home`."""
-    folders = [_folder(home, config) for config in configs]
+    check_stop: Callable[[], None],
+) -> Steps:
+    """The training of a stack of the series, from the start or from its last checkpoint."""
+    check_stop()  # before much time goes into data that nobody trains on
+    folders = [_folder(series, config) for config in configs]
+    home = series if configs[0].model in ONE_PASS else folders[0].path
     begun = [folder.path / CONFIG for folder in folders]
     if not all(config.exists() for config in begun):
         for config in begun:  # it was stopped while the folders were made
             config.unlink(missing_ok=True)
-        return begin(configs, folders, home, on_epoch, on_step)
+        return (yield from begin(configs, folders, home, on_epoch, on_step, lambda: nullcontext(check_stop)))
     with ExitStack() as locks:
         for folder in folders:
             locks.enter_context(folder.locked())
         configs = [config_to_resume(folder, data) for folder in folders]
-        return go_on(configs, folders, home, on_epoch, on_step, on_damage)
+        steps = go_on(configs, folders, home, on_epoch, on_step, on_damage, lambda: nullcontext(check_stop))
+        return (yield from steps)
 
 
 def read_series(path: Path) -> list[Config]:
@@ -147,6 +176,11 @@ def read_series(path: Path) -> list[Config]:
         return [config_from(values) for values in listed]
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as e:
         raise UsageError(f"{str(path / SERIES)!r} cannot be read: {e}") from None
+
+
+def seeds_done(path: Path) -> int:
+    """How many seeds of a series are done."""
+    return sum(_folder(path, config).finished for config in read_series(path))
 
 
 def final_errors(path: Path) -> list[float]:
