@@ -255,7 +255,7 @@ class ConvMap(Layer):
         if self.dtype is not None:
             x, weight = x.to(self.dtype), weight.to(self.dtype)
         if weight.ndim == 5 and len(weight) == 1:  # a stack of one needs no groups
-            weight, bias = weight[0], None if bias is None else bias[0]
+            weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
         if weight.ndim == 4:
             y = self._convolution(x.flatten(0, -4), weight, bias)
             return y.reshape(*x.shape[:-3], *y.shape[1:])
@@ -321,9 +321,9 @@ class ConvMap(Layer):
 
     def _grouped_values(self, values: Tensor, y: Tensor) -> Tensor:
         """One value an output, (*runs, outputs), for each group of rows in the pass, (groups, outputs)."""
-        values = self.per_output(values, y)[..., 0, :, 0, 0]
-        groups = y.shape[-4] // self._units(y)[0]
-        return values[..., None, :].expand(*y.shape[:-4], groups, -1).reshape(-1, y.shape[-3])
+        runs, outputs = values.shape[:-1], values.shape[-1]
+        between = (*y.shape[len(runs) : -4], y.shape[-4] // self._units(y)[0])
+        return values.reshape(*runs, *(1,) * len(between), outputs).expand(*runs, *between, -1).reshape(-1, outputs)
 
     def _passed(self, y: Tensor, done: Fused, trace: list[LinearMap] | None) -> Tensor:
         """The layer's output, after its running statistics have moved and its derivative is in the trace."""
@@ -344,7 +344,7 @@ class ConvMap(Layer):
 
     def transposed_map(self, y: Tensor, weight: Tensor) -> Tensor:
         """The transpose of `linear_map`, for one run: each pixel of x gets what comes back from all that it went to."""
-        weight = (weight[0] if weight.ndim == 5 else weight).to(y.dtype)
+        weight = (weight.flatten(0, 1) if weight.ndim == 5 else weight).to(y.dtype)
         x = self._transposed_convolution(y.flatten(0, -4), weight)
         return x.reshape(*y.shape[:-3], *x.shape[1:])
 
