@@ -31,6 +31,13 @@ except ImportError:
 else:
     AVAILABLE = True
 
+SIZES = ("M", "slice_rows", "slices", "first")
+
+
+def kernel(function):
+    """A kernel: what the grid launches. It is not compiled anew for sizes that are multiples of 16, as Triton would."""
+    return jit(function, do_not_specialize=SIZES) if AVAILABLE else function
+
 
 @jit
 def block(rows, columns, C):

@@ -29,6 +29,7 @@ from sntg.models.grid import (
     corner,
     from_the_end,
     jit,
+    kernel,
     load_kind,
     program_columns,
     slice_ends,
@@ -40,7 +41,7 @@ if AVAILABLE:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 
-@jit
+@kernel
 def moments(
     partial, y, M, C, slice_rows,
     FULL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
@@ -100,7 +101,7 @@ def begin_layer(
     return scale[None, :], shift[None, :]
 
 
-@jit
+@kernel
 def normalised_leaky(
     partial, y, g, b, a, channels, g_group, g_channel, b_group, b_channel, slope, eps, M, C, slice_rows, slices, first,
     FULL: tl.constexpr,
@@ -120,7 +121,7 @@ def normalised_leaky(
         tl.store(a + offsets, tl.where(z > 0, z, slope * z), mask=inside)
 
 
-@jit
+@kernel
 def normalised_leaky_pooled(
     partial, y, g, b, mask, pooled, code, channels, g_group, g_channel, b_group, b_channel, slope, eps,
     M, C, slice_rows, slices, first,
@@ -199,7 +200,7 @@ def store_sums(partial, of_t, of_yt, channels, C, FULL: tl.constexpr, COLUMNS: t
         store_partial(partial, 1, centred * load_kind(channels, 2, C, COLUMNS), C, COLUMNS)
 
 
-@jit
+@kernel
 def linear_sums(
     partial, t, seen, channels, slope, M, C, slice_rows,
     PUSH: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
@@ -261,7 +262,7 @@ def through_b(t, y, scale, lean, rest, FULL: tl.constexpr):
     return t
 
 
-@jit
+@kernel
 def linear(
     partial, t, seen, channels, result, sums, slope, M, C, slice_rows, slices, first,
     PUSH: tl.constexpr, FULL: tl.constexpr,
@@ -295,7 +296,7 @@ def winner_of(images, won, rows, inside, C, W: tl.constexpr, COLUMNS: tl.constex
     return winner
 
 
-@jit
+@kernel
 def pooled_push(
     partial, t, y, mask, code, channels, result, sums, slope, M, C, slice_rows, slices, first,
     W: tl.constexpr, FULL: tl.constexpr,
@@ -330,7 +331,7 @@ def pooled_gradient(dp, mask, won, offsets, inside, slope):
     return tl.where(won >= 4, gradient, slope * gradient)
 
 
-@jit
+@kernel
 def pooled_pull_sums(
     partial, dp, y, mask, code, channels, slope, M, C, slice_rows,
     W: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
@@ -354,7 +355,7 @@ def pooled_pull_sums(
     store_sums(partial, tl.sum(total, 0), tl.sum(along, 0), channels, C, FULL, COLUMNS)
 
 
-@jit
+@kernel
 def pooled_pull(
     partial, dp, y, mask, code, channels, dy, sums, slope, M, C, slice_rows, slices, first,
     W: tl.constexpr, FULL: tl.constexpr,
