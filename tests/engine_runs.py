@@ -1,0 +1,36 @@
+"""Small runs for the tests of the engines, and their state."""
+
+import torch
+
+from sntg.training import resolve
+from sntg.training.loop import Stack
+from sntg.training.randomness import own_randomness
+
+# 120 points, 4 steps an epoch; all terms at full weight and rate from the first step on.
+SMALL = {"validation": 5880, "batch": 30, "epochs": 13, "epoch_steps": 4, "eval_every": 13}
+SMALL |= {"ramp_up": 0, "ramp_down": 0, "skip_first": False, "graph_start": 0, "graph_ramp": 0, "k": 0.4}
+
+
+def make_config(method, engine="eager", **settings):
+    apart = {"labelled_batch": 6} if method.startswith("vat") else {}
+    return resolve("two-moons", 12, method, engine=engine, **(SMALL | apart | settings))
+
+
+def make_stack(*configs):
+    with own_randomness(configs[0]):
+        return Stack(configs)
+
+
+def new_state(config):
+    """All that the first step depends on, the random numbers included, and the stack."""
+    with own_randomness(config):
+        runs = Stack([config])
+        return copied(runs.state()), runs
+
+
+def copied(state):
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def same_state(one, other):
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())

@@ -1,0 +1,339 @@
+"""Compiled training is eager training, and nothing in it is frozen.
+
+Compiling takes ten seconds and more, so most tests here share a stack that is compiled once. The rest are slow.
+"""
+
+import warnings
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from engine_runs import copied, make_config, new_state, same_state
+
+from sntg.models.noise import GaussianNoise
+from sntg.training import resolve, run
+from sntg.training.loop import Stack
+from sntg.training.randomness import own_randomness
+
+
+@contextmanager
+def same_draws():
+    """Inside, compiled code takes its random numbers from the generator one by one, as eager code does.
+
+    The compiler may take them in another order, though. So the noise, which is off, draws nothing: what is left is
+    VAT's start or the graph's pairs, one draw a step.
+    """
+    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(fallback_random=True):
+        patch.setattr(GaussianNoise, "draw", lambda self, x: torch.zeros_like(x))
+        yield
+
+
+# --- compiled: the same training -------------------------------------------------------------------------------------
+
+# Of these the default tier compiles one: the one with the most in it that differs from eager in how it is executed.
+EVERY = ["supervised", "sntg", "pi", "tempens", "mt", "vat"]
+EVERY += ["supervised+ent+sntg", "pi+ent+sntg", "tempens+ent+sntg", "mt+ent+sntg"]
+
+
+def fifty_steps(config, perturbed=False):
+    """Where 50 steps lead, and from where; without noise the batches, pairs and VAT's start are all that is drawn.
+
+    perturbed: every weight begins one unit in the last place higher.
+    """
+    with same_draws(), own_randomness(config):
+        runs = Stack([config])
+        assert runs.configs[0].engine == config.engine
+        theta = runs.optimiser.theta
+        start = theta.clone()
+        if perturbed:
+            theta.copy_(torch.nextafter(theta, torch.full_like(theta, torch.inf)))
+        for _ in range(50):
+            runs.advance()
+    return runs, start
+
+
+def assert_compiled_is_eager(method, chaotic=False, **settings):
+    """chaotic: training takes a rounding error far, whoever computes; so far and some more may the engines part."""
+    config = make_config(method, noise=0.0, **settings)
+    eager, start = fifty_steps(config)
+    compiled, same_start = fifty_steps(replace(config, engine="compiled"))
+    assert torch.equal(start, same_start)
+    ours, theirs = compiled.optimiser.theta, eager.optimiser.theta
+    drift = 1e-5 * theirs.norm()
+    if chaotic:
+        drift = 20 * (fifty_steps(config, perturbed=True)[0].optimiser.theta - theirs).norm()
+        assert drift < 0.01 * theirs.norm()
+    assert (theirs - start).norm() > 1e-3 * theirs.norm()
+    assert (ours - theirs).norm() < drift
+    assert_every_step_is_eager(compiled, config)
+    if chaotic:
+        return
+    averages = [list(runs.objective.base.average.parameters()) for runs in (compiled, eager)]
+    for p, q in zip(*averages, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip(compiled.histories[0], eager.histories[0], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3, abs=1e-6)
+        assert (ours["lr"], ours["weight"]) == (theirs["lr"], theirs["weight"])
+        for name in ("teacher_error", "graph_precision", "graph_recall"):
+            assert ours[name] == pytest.approx(theirs[name], abs=2.0 if "error" in name else 0.02)
+
+
+def assert_every_step_is_eager(compiled, config):
+    """The same 50 steps, each from the eager run's own state: no error adds up, so none may be seen."""
+    with same_draws(), own_randomness(config):
+        eager = Stack([config])
+        for _ in range(50):
+            state, before = copied(eager.state()), eager.optimiser.theta.clone()
+            eager.advance()
+            compiled.load_state(state, [list(h) for h in eager.histories])
+            compiled.advance()
+            step = eager.optimiser.theta - before
+            difference = compiled.optimiser.theta - eager.optimiser.theta
+            assert difference.norm() < 2e-3 * step.norm() + 1e-8 * before.norm()  # at a tiny rate steps are rounding
+
+
+def test_compiled_training_is_eager_training():
+    assert_compiled_is_eager("vat+ent+sntg")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", EVERY)
+def test_compiled_training_is_eager_training_for_every_method(method):
+    assert_compiled_is_eager(method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("mt+sntg", {"labelled_batch": 6}),
+        ("mt", {"consistency": "kl"}),
+        ("pi+sntg", {"pairs": "all"}),
+        ("pi+sntg", {"pairs": "random", "n_pairs": 7}),
+        ("pi+sntg", {"graph": "soft", "graph_labels": "teacher"}),
+        ("sntg", {"graph": "knn"}),
+        ("vat", {"xi": 0.1, "power_iterations": 2}),
+        ("pi", {"ramp_up": 5, "ramp_down": 5, "stepwise": True, "early_epochs": 2, "early_momentum": 0.9}),
+    ],
+    ids=str,
+)
+def test_compiled_training_is_eager_training_in_every_variant(method, settings):
+    assert_compiled_is_eager(method, **settings)
+
+
+@pytest.mark.slow
+def test_compiled_training_parts_from_eager_training_no_faster_than_rounding_does():
+    """The entropy alone drives every point to a class of its own, and any difference with it."""
+    assert_compiled_is_eager("supervised+ent", chaotic=True)
+
+
+@pytest.mark.slow
+def test_runs_of_a_compiled_stack_train_as_they_do_eagerly():
+    configs = [make_config("pi+sntg", noise=0.0, lr=lr, seed=seed) for lr, seed in ((0.003, 0), (0.001, 1))]
+    ends = []
+    for engine in ("eager", "compiled"):
+        with same_draws(), own_randomness(configs[0]):
+            runs = Stack([replace(c, engine=engine) for c in configs])
+            for _ in range(50):
+                runs.advance()
+        ends.append(runs.optimiser.theta)
+    assert (ends[1] - ends[0]).norm() < 1e-5 * ends[0].norm()
+
+
+# All terms at full weight and rate, and nothing drawn but batches and VAT's start.
+IMAGES = {"ramp_up": 0, "ramp_down": 0, "skip_first": False, "epochs": 3, "epoch_steps": 8, "batch": 20}
+IMAGES |= {"noise": 0.0, "dropout": 0.0, "translate": 0, "flip": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["pi+sntg", "vat+ent+sntg"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_compiled_steps_on_images_are_eager_steps(method, precision):
+    """One step at a time from a common state: a convolutional net at full rate takes a rounding error far."""
+    settings = IMAGES | {"batch": 40, "labelled_batch": 8, "precision": precision}
+    config = resolve("digits", 20, method, engine="eager", **settings)
+    with same_draws(), own_randomness(config):
+        compiled, eager = Stack([replace(config, engine="compiled")]), Stack([config])
+        for _ in range(5):
+            state = copied(eager.state())
+            eager.advance()
+            compiled.load_state(state, [[]])
+            compiled.advance()
+            step = eager.optimiser.theta - torch.cat([state[n].flatten() for n, _ in named(eager)])
+            difference = compiled.optimiser.theta - eager.optimiser.theta
+            assert difference.norm() < (0.01 if precision == "float32" else 0.5) * step.norm()
+
+
+def named(runs):
+    return [(f"model/{name}", p) for name, p in runs.model.named_parameters()]
+
+
+# --- compiled: nothing is frozen -------------------------------------------------------------------------------------
+
+
+class Compiled:
+    """A compiled stack in the midst of an epoch, and steps from there under chosen conditions, all of them data."""
+
+    def __init__(self, config):
+        self.config = config
+        with own_randomness(config):
+            self.runs = Stack([config])
+            self.at_start = copied(self.runs.state())
+            for _ in range(5):
+                self.runs.advance()
+            self.state = copied(self.runs.state())
+        assert self.runs.configs[0].engine == "compiled"
+        self.history = [list(h) for h in self.runs.histories]
+        networks = self.runs.model, self.runs.objective.base.average
+        noises = [m for net in networks for m in net.modules() if isinstance(m, GaussianNoise)]
+        self.noise = [(noise.std, noise.std.clone()) for noise in noises]
+
+    def step(self, seed, noise=True, graph=True, lr=True):
+        """The weights after a step from that state with random numbers of its own."""
+        self.prepare(noise, graph, lr)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.runs.advance()
+        return self.runs.optimiser.theta.clone()
+
+    def prepare(self, noise, graph, lr):
+        self.runs.timetable.loaded = None
+        with torch.random.fork_rng():
+            self.runs.load_state(self.state, [list(h) for h in self.history])
+        for std, value in self.noise:
+            std.copy_(value if noise else torch.zeros_like(value))
+        if not graph:
+            self.runs.timetable.lines[:, 4 + self.runs.timetable.terms.index("sntg")] = 0.0
+        if not lr:
+            self.runs.timetable.lines[:, 3] = 0.0
+
+
+@pytest.fixture(scope="module")
+def points():
+    """Mean Teacher with everything on points that is drawn within a step: noise and pairs."""
+    return Compiled(make_config("mt+ent+sntg", "compiled", pairs="random", n_pairs=7, noise=0.1))
+
+
+def test_compiling_leaves_no_trace(points):
+    expected, _ = new_state(replace(points.config, engine="eager"))
+    assert same_state(points.at_start, expected)
+
+
+def test_a_compiled_step_with_the_same_random_numbers_is_the_same(points):
+    assert torch.equal(points.step(1), points.step(1))
+
+
+def test_a_compiled_step_draws_its_noise_anew(points):
+    assert not torch.equal(points.step(1, graph=False), points.step(2, graph=False))
+
+
+def test_a_compiled_step_draws_its_pairs_anew(points):
+    assert not torch.equal(points.step(1, noise=False), points.step(2, noise=False))
+
+
+def test_without_noise_and_pairs_a_compiled_step_depends_on_no_random_number(points):
+    """So it was the noise, and the pairs, that told the steps apart."""
+    assert torch.equal(points.step(1, noise=False, graph=False), points.step(2, noise=False, graph=False))
+
+
+def test_consecutive_compiled_steps_have_noise_of_their_own(points):
+    """At a rate of zero the network stays; put back to the same batch, its loss differs by the noise alone."""
+    points.prepare(noise=True, graph=False, lr=False)
+    losses, sums = [], points.runs.log.losses.clone()
+    for _ in range(3):
+        points.runs.batches.load_state({n[8:]: t for n, t in points.state.items() if n.startswith("batches/")})
+        points.runs._run()
+        losses.append(tuple((points.runs.log.losses - sums)[:2, 0].tolist()))
+        sums = points.runs.log.losses.clone()
+    assert len(set(losses)) == 3
+
+
+def test_consecutive_compiled_steps_have_batches_of_their_own(points):
+    """At a rate of zero and without noise the loss differs by the batch alone, and is that of the batch's rows."""
+    points.prepare(noise=False, graph=False, lr=False)
+    runs = points.runs
+    sums, seen = runs.log.losses.clone(), []
+    for _ in range(3):
+        stream = runs.batches.streams["all"]
+        rows = stream.order[0, stream.taken : stream.taken + 30]
+        runs._run()
+        entropy = (runs.log.losses - sums)[runs.log.names.index("entropy"), 0].item()
+        sums = runs.log.losses.clone()
+        with torch.no_grad():
+            p = runs.model(runs.batches.x[:, rows]).logits.softmax(-1)
+        assert entropy == pytest.approx(-(p * p.log()).sum(-1).mean().item(), rel=1e-4)
+        seen.append(entropy)
+    assert len(set(seen)) == 3
+
+
+def test_every_compiled_step_has_the_rate_and_weights_of_its_own_line(points):
+    """Were the first step's captured, the later ones would move the weights whatever the timetable says."""
+    before = torch.cat([points.state[name].flatten() for name, _ in named(points.runs)])
+    assert torch.equal(points.step(1, lr=False), before)
+    assert not torch.equal(points.step(1), before)
+    assert not torch.equal(points.step(1, graph=False), points.step(1, graph=True))
+
+
+def test_stopped_in_mid_run_a_compiled_run_goes_on_to_the_same_bits(points):
+    """In a stack that is compiled anew, whatever its random numbers were."""
+    state, history = points.state, [list(h) for h in points.history]
+    with own_randomness(points.config):
+        points.prepare(noise=True, graph=True, lr=True)
+        points.runs.load_state(state, history)
+        while points.runs.step < 14:
+            points.runs.advance()
+        expected = copied(points.runs.state())
+    with own_randomness(replace(points.config, seed=99)):
+        again = Stack([points.config])
+        assert again.configs[0].engine == "compiled"
+        again.load_state(state, [list(h) for h in points.history])
+        while again.step < 14:
+            again.advance()
+        assert same_state(again.state(), expected)
+    assert again.histories[0] == points.runs.histories[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["sntg", "pi+ent+sntg", "tempens+ent+sntg", "vat+ent+sntg"])
+@pytest.mark.parametrize("stop", [3, 6])
+def test_every_compiled_method_goes_on_to_the_same_bits(method, stop):
+    config = make_config(method, "compiled", pairs="random", n_pairs=7, noise=0.1, epochs=3)
+    with own_randomness(config):
+        runs = Stack([config])
+        for _ in range(stop):
+            runs.advance()
+        state, history = copied(runs.state()), [list(h) for h in runs.histories]
+        while not runs.finished:
+            runs.advance()
+        expected = copied(runs.state())
+    with own_randomness(replace(config, seed=99)):
+        again = Stack([config])
+        again.load_state(state, history)
+        while not again.finished:
+            again.advance()
+        assert same_state(again.state(), expected)
+    assert again.histories == runs.histories
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "drawn", [{"dropout": 0.5}, {"translate": 2}, {"flip": True}, {"noise": 0.3}, {}], ids=lambda d: "-".join(d)
+)
+def test_compiled_steps_on_images_draw_masks_places_and_flips_anew(drawn):
+    """Each alone; with none of them the step depends on no random number."""
+    runs = Compiled(resolve("digits", 20, "pi", engine="compiled", **(IMAGES | drawn)))
+    before = torch.cat([runs.state[name].flatten() for name, _ in named(runs.runs)])
+    first, again, other = runs.step(1), runs.step(1), runs.step(2)
+    assert not torch.equal(first, before)
+    assert torch.equal(first, again)
+    assert torch.equal(first, other) == (not drawn)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_warns_of_nothing_and_reports_as_an_eager_one_does(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trained = run(make_config("pi+sntg", "compiled", noise=0.1), tmp_path / "run")
+    assert trained.config.engine == "compiled"
+    assert 0 <= trained.error <= 100
