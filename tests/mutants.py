@@ -183,7 +183,10 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('(512, 3, "valid")', '(512, 3, "same")'),
     ],
     ("models/noise.py", "models/test_modes.py"): [
-        ("if self.first_rows and self.shared is not None", "if False"),  # the first of two batches has the shared noise
+        (
+            "if self.first_rows and self.shared",
+            "if False and self.shared",
+        ),  # the first of two batches has the shared noise
     ],
     ("models/layers.py", "models/test_modes.py"): [
         ("self._mean(part).repeat", "self._mean(y).repeat"),  # two batches in a pass have two means

@@ -96,6 +96,17 @@ def test_a_second_start_is_timed_with_what_the_first_has_compiled(small, stand_i
     assert row.second_warm_up_s > 0
 
 
+def test_where_no_cold_start_succeeds_the_first_here_is_one(small, stand_in, monkeypatch):
+    monkeypatch.setattr(measure, "cold_start", lambda case, device: None)
+    bench = Bench("cpu", steps=1)
+    (row,) = bench.measure([COMPILED])
+    assert row.warm_up_s > 0
+    assert row.second_warm_up_s is None
+    (row,) = bench.measure([COMPILED])
+    assert row.warm_up_s is None
+    assert row.second_warm_up_s > 0
+
+
 def test_a_cold_start_is_one_in_a_new_process():
     assert cold_start(replace(EAGER, method="pi"), "cpu") > 0
     assert cold_start(replace(EAGER, method="pie"), "cpu") is None

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from interpreter import DEVICE, INTERPRETED, needs_kernels, run_in_interpreter
 from torch._subclasses import FakeTensorMode
 
-from sntg.models import NORMALISATIONS, SmallNet, fused, grid, layers, use_precision
+from sntg.models import NORMALISATIONS, SmallNet, fused, grid, layers, two_batches, use_precision
 
 SLOPE, EPS = 0.1, 1e-6
 CLEAR = 1e-5  # pre-activations nearer to zero than this may fall on either side of it in float32
@@ -250,7 +250,7 @@ def test_groups_do_not_mix(full, pool):
 @pytest.mark.parametrize("first", [1, 2, 4])
 def test_groups_of_two_batches_are_normalised_as_two_batches(first, full, pool):
     """Five groups; the parameters are shared, so what each group gives to their gradients has to add up."""
-    y, g, b, mask = random_layer((5, 3, 64, 4, 6), torch.float32, full, pool)
+    y, g, b, mask = random_layer((5, 11, 32, 4, 8), torch.float32, full, pool)  # of three uneven slices each
     shared = [None if p is None else p.detach()[0].clone().requires_grad_() for p in (g, b)]
     of_groups = [None if p is None else p.expand(5, -1) for p in shared]
     if pool:
@@ -410,6 +410,26 @@ def test_a_network_is_evaluated_through_the_kernels_where_nobody_wants_a_gradien
         net(x).logits.sum().backward()
         assert kernel.call_count == 3
     assert all(p.grad.abs().sum() > 0 for p in net.parameters())
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("leading", "rows", "first", "fused"), [((), 18, 12, True), ((1,), 18, 12, True), ((2,), 18, 12, False)]
+)
+def test_two_batches_go_through_the_kernels_in_one_view_only(leading, rows, first, fused, monkeypatch):
+    if INTERPRETED:
+        monkeypatch.setattr(layers, "can_fuse", lambda x, channels: channels % 32 == 0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    net = SmallNet((3, 16, 16), 4, noise=0.0, dropout=0.0, normalisation="batch").float().to(DEVICE).train()
+    x = torch.randn(*leading, rows, 3, 16, 16, device=DEVICE)
+    with two_batches(net, first):
+        plain = net(x)
+        use_precision(net, "tf32", fused=True)
+        with mock.patch.object(layers, "normalised_leaky", wraps=layers.normalised_leaky) as kernel:
+            torch.testing.assert_close(net(x), plain, rtol=1e-3, atol=1e-3)
+        assert net.linearised(x)[1] is None  # a derivative of two batches is PyTorch's affair
+    assert (kernel.call_count > 0) == fused
 
 
 @needs_kernels

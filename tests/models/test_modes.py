@@ -8,6 +8,7 @@ import torch
 from layer_references import Weights, layer, randomise, statistics
 from torch import nn
 
+from sntg.errors import UsageError
 from sntg.models import (
     NORMALISATIONS,
     SmallNet,
@@ -166,6 +167,16 @@ def test_two_batches_in_one_pass_are_two_passes(normalisation, sizes):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-8, atol=1e-8, msg=name)
     for (name, p), (_, q) in zip(net.named_buffers(), twin.named_buffers(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("first", [9, 12, -2])
+def test_rows_that_are_not_two_batches_are_refused(first):
+    module = L.BatchNormDense(4, 3)
+    with (
+        two_batches(module, first),
+        pytest.raises(UsageError, match=f"9 rows are not two batches, the first of {first}"),
+    ):
+        module(torch.randn(9, 3))
 
 
 def test_of_two_batches_each_run_of_a_stack_has_its_own():

@@ -1,6 +1,7 @@
 """Several seeds of one run: in one pass or one after the other, interrupted or not, each in a folder of its own."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -169,3 +170,23 @@ def test_what_cannot_be_trained_leaves_the_folder_free(tmp_path):
     for _ in range(2):
         with pytest.raises(UsageError, match="none"):
             run_series(there_are_none, tmp_path / "RUN")
+
+
+def test_seeds_in_one_pass_stopped_while_they_are_finished_are_finished_by_the_next_attempt(tmp_path, monkeypatch):
+    configs, module = [moons(seed) for seed in SEEDS], sys.modules["sntg.training.run"]
+    finish, called = module._finish, []
+
+    def stopped(*done):
+        called.append(done)
+        if len(called) == 2:
+            raise Interrupted
+        finish(*done)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_finish", stopped)
+        with pytest.raises(Interrupted):
+            run_series(configs, tmp_path / "series")
+    assert len(resume_series(tmp_path / "series")) == len(SEEDS)
+    run_series(configs, tmp_path / "whole")
+    for seed in SEEDS:
+        assert same(contents(tmp_path / "series" / f"seed-{seed}"), contents(tmp_path / "whole" / f"seed-{seed}"))

@@ -65,11 +65,11 @@ def matrix_rate(precision: str, device: torch.device) -> float:
     side = SIDE[device.type]
     a, b = (torch.randn(side, side, device=device).to(PRECISIONS[precision] or torch.float32) for _ in range(2))
     matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision  # not allow_tf32: set back to False it is not what it was to the compiler's cache
+    before = matmul.allow_tf32, matmul.fp32_precision
     try:
-        matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        matmul.allow_tf32 = precision == "tf32"
         torch.mm(a, b)
         best = min(seconds(lambda: torch.mm(a, b), device, PRODUCTS) for _ in range(TIMINGS))
     finally:
-        matmul.fp32_precision = before
+        matmul.allow_tf32, matmul.fp32_precision = before  # both: to the compiler's cache False is not what was there
     return 2 * side**3 * PRODUCTS / best / 1e12

@@ -131,27 +131,12 @@ def normalised_leaky_pooled(
     """pooled = max(leaky(z)) * mask; code = which pixel won (0 to 3) + 4 if its z was above zero.
 
     M counts pooled rows. The leaky ReLU is increasing, so the largest z wins (not the largest y: g may be negative); a
-    strict comparison leaves a tie to the first. (A NaN in y makes its channel's mean and so all of the channel NaN,
-    whoever wins.)
+    strict comparison leaves a tie to the first.
     """
     scale, shift = begin_layer(
-        partial,
-        g,
-        b,
-        channels,
-        g_group,
-        g_channel,
-        b_group,
-        b_channel,
-        eps,
-        4 * M,
-        C,
-        slices,
-        first,
-        FULL,
-        COLUMNS,
-        MOST,
-    )
+        partial, g, b, channels, g_group, g_channel, b_group, b_channel, eps,
+        4 * M, C, slices, first, FULL, COLUMNS, MOST,
+    )  # fmt: skip
     group, columns = tl.program_id(2).to(tl.int64), program_columns(COLUMNS)
     y += group * 4 * M * C
     first, end = slice_ends(slice_rows, M)
@@ -163,7 +148,7 @@ def normalised_leaky_pooled(
         for k in tl.static_range(1, 4):
             value = tl.load(y + block(corner(rows, k, W), columns, C), mask=inside).to(tl.float32) * scale
             winner = tl.where(value > largest, k, winner)
-            largest = tl.maximum(value, largest)
+            largest = tl.maximum(value, largest, propagate_nan=tl.PropagateNan.ALL)  # as PyTorch's pooling does
         z = largest + shift
         offsets = group * M * C + block(rows, columns, C)
         kept = tl.load(mask + offsets, mask=inside).to(tl.float32)

@@ -21,12 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sntg.errors import UsageError
 from sntg.models.fused import (
     MOST_SLICES,
     Fused,
     biased_leaky,
     biased_leaky_pooled,
     can_fuse,
+    largest_batch,
     normalised_leaky,
     normalised_leaky_pooled,
 )
@@ -97,9 +99,15 @@ class Layer(nn.Module):
         """
         if self.first_rows:
             axis = self.batch_axes[0]
-            parts = torch.split(y, [self.first_rows, y.shape[axis] - self.first_rows], axis)
+            parts = torch.split(y, [self.first_rows, self.second_rows(y.shape[axis])], axis)
             return torch.cat([self._mean(part).repeat_interleave(part.shape[axis], axis) for part in parts], axis)
         return self._mean(y)
+
+    def second_rows(self, rows: int) -> int:
+        """How many of the rows of a pass over two batches are the second's."""
+        if not 0 < self.first_rows < rows:
+            raise UsageError(f"{rows} rows are not two batches, the first of {self.first_rows} rows")
+        return rows - self.first_rows
 
     def _mean(self, y: Tensor) -> Tensor:
         return y.mean(self.batch_axes, keepdim=True, dtype=torch.promote_types(y.dtype, torch.float32))
@@ -301,7 +309,14 @@ class ConvMap(Layer):
     def _fuses(self, x: Tensor) -> bool:
         """Whether the kernels do it: in evaluation they have no derivative."""
         wanted = self.fused and not self.initialising and (self.training or not torch.is_grad_enabled())
-        return wanted and can_fuse(x, self.b.shape[-1]) and x.shape[-4] // self._units(x)[0] <= MOST_SLICES
+        return wanted and can_fuse(x, self.b.shape[-1]) and self._few_groups(x)
+
+    def _few_groups(self, x: Tensor) -> bool:
+        """Whether the kernels can tell two batches apart: in one view, and if their sizes have a common factor."""
+        if not self.first_rows:
+            return True
+        unit, first = self._units(x)
+        return x.shape[:-4].numel() == 1 and largest_batch(x.shape[-4] // unit, first) <= MOST_SLICES
 
     def _units(self, y: Tensor) -> tuple[int, int]:
         """How many rows the kernels take for a group, and how many groups are the first of two batches, 0 if it is one.
@@ -311,7 +326,7 @@ class ConvMap(Layer):
         rows = y.shape[-4]
         if not self.first_rows:
             return rows, 0
-        unit = gcd(self.first_rows, rows)
+        unit = gcd(self.first_rows, self.second_rows(rows))
         return unit, self.first_rows // unit
 
     def _group_parameters(self, y: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -330,7 +345,7 @@ class ConvMap(Layer):
         for name, statistic in zip(("running_mean", "running_var"), done.channels, strict=False):
             self.track(getattr(self, name), statistic.view(*y.shape[:-4], -1, y.shape[-3], 1, 1))
         output = done.output.view(*y.shape[:-2], *done.output.shape[-2:])
-        if trace is not None:
+        if trace is not None and not self.first_rows:
             trace.append(self._linear(y.shape, output.shape, done.linear))
         return output
 

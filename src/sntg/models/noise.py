@@ -28,7 +28,7 @@ class Perturbation(nn.Module):
         """The draw for a training pass over x: a new one, or the one it shares."""
         if not self.sharing:
             return self.draw(x)
-        if self.first_rows and self.shared is not None:
+        if self.first_rows and self.shared is not None and self.shared.shape != x.shape:
             drawn = self.draw(x)
             rows = next(axis for axis in range(x.ndim) if x.shape[axis] != self.shared.shape[axis])
             drawn.narrow(rows, 0, self.first_rows).copy_(self.shared)

@@ -132,10 +132,11 @@ def _to_the_end(steps: Steps) -> list[Trained]:
     return trained
 
 
-def config_to_resume(folder: RunFolder, data: str = "") -> Config:
-    """The settings an interrupted run goes on with; a run that is done is refused."""
+def config_to_resume(folder: RunFolder, data: str = "", of_stack: bool = False) -> Config:
+    """The settings an interrupted run goes on with; a run that is done is refused, unless it is one of a stack that
+    was stopped while its runs were being finished."""
     stored = read_config(folder.path, keep_device=True)
-    if folder.finished:
+    if folder.finished and not of_stack:
         remove_checkpoints(folder.path)  # a process killed at the very end may have left them
         raise UsageError(f"the run {str(folder.path)!r} is finished: there is nothing to resume")
     changes: dict[str, Any] = {"data": data} if data else {}

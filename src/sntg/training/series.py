@@ -122,9 +122,9 @@ def _train(
 
     def tell() -> None:
         """The records of a round at once: runs that began together end their epochs together."""
-        if news:
-            on_epoch(list(news))
-            news.clear()
+        for epoch in dict.fromkeys(record["epoch"] for record in news):  # one that began later may be at another
+            on_epoch([record for record in news if record["epoch"] == epoch])
+        news.clear()
 
     # What is the process's and not a run's, kernels and signals, is seen to for all of them: they end in any order.
     with own_randomness(configs[0]), stop_requests() as check_stop:
@@ -162,7 +162,7 @@ def _steps(
     with ExitStack() as locks:
         for folder in folders:
             locks.enter_context(folder.locked())
-        configs = [config_to_resume(folder, data) for folder in folders]
+        configs = [config_to_resume(folder, data, of_stack=len(folders) > 1) for folder in folders]
         steps = go_on(configs, folders, home, on_epoch, on_step, on_damage, lambda: nullcontext(check_stop))
         return (yield from steps)
 
