@@ -93,8 +93,10 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("methods/vat.py", "methods/test_vat.py"): [
         ("self.epsilon * direction", "direction"),
-        ("with shared_noise(self.model), frozen", "with frozen"),
-        ("with shared_noise(self.model), frozen_statistics(self.model):", "with shared_noise(self.model):"),
+        ("        with shared_noise(self.model):", "        if True:"),
+        ("            with frozen_statistics(self.model):", "            if True:"),
+        ("        with two_batches(self.model, n):", "        if True:"),  # the labelled rows' statistics are their own
+        ("clean.logits.detach()", "clean.logits"),  # no gradient through the clean pass
     ],
     ("methods/objective.py", "methods/test_objective.py methods/test_temporal_ensembling.py"): [
         ("entropy(passes.student.logits)", "entropy(passes.student.logits.detach())"),

@@ -35,6 +35,11 @@ def job(name, steps, told, end=None):
         told.append(f"{name} out")
 
 
+def once(jobs):
+    """Jobs that begin once."""
+    return [lambda job=job: job for job in jobs]
+
+
 def draws(seed, count, drawn):
     """Random numbers from a seed of its own, a few at every step."""
     torch.manual_seed(seed)
@@ -168,7 +173,7 @@ def test_on_a_gpu_another_run_needs_what_each_has_and_half_of_what_is_free_is_le
 def test_turns_are_taken_step_by_step_and_the_next_takes_the_place_of_who_is_done():
     told, rounds = [], []
     jobs = [job("a", 1, told), job("b", 3, told), job("c", 2, told)]
-    assert take_turns(jobs, lanes(2), lambda: rounds.append(len(told))) == [["a"], ["b"], ["c"]]
+    assert take_turns(once(jobs), lanes(2), lambda: rounds.append(len(told))) == [["a"], ["b"], ["c"]]
     turns = ["a0", "b0", "a done", "a out", "b1", "c0", "b2", "c1", "b done", "b out", "c done", "c out"]
     assert told == turns
     assert rounds == [2, 5, 7, 10, 12]  # a turn that ends a job is a turn
@@ -176,14 +181,14 @@ def test_turns_are_taken_step_by_step_and_the_next_takes_the_place_of_who_is_don
 
 def test_jobs_in_one_lane_come_one_after_the_other():
     told = []
-    take_turns([job("a", 2, told), job("b", 1, told)], lanes(1))
+    take_turns(once([job("a", 2, told), job("b", 1, told)]), lanes(1))
     assert told == ["a0", "a1", "a done", "a out", "b0", "b done", "b out"]
 
 
 def test_without_room_for_another_they_come_one_after_the_other_too(monkeypatch):
     asked, told = [], []
     monkeypatch.setattr(Lane, "has_room", lambda lane, runs: asked.append(runs))
-    take_turns([job("a", 2, told), job("b", 1, told)], lanes(3))
+    take_turns(once([job("a", 2, told), job("b", 1, told)]), lanes(3))
     assert told == ["a0", "a1", "a done", "a out", "b0", "b done", "b out"]
     assert set(asked) == {1}
 
@@ -191,7 +196,7 @@ def test_without_room_for_another_they_come_one_after_the_other_too(monkeypatch)
 def test_a_lane_is_cleared_before_another_job_begins(monkeypatch):
     told = []
     monkeypatch.setattr(Lane, "clear", lambda lane: told.append("cleared"))
-    take_turns([job("a", 1, told, DivergenceError()), job("b", 1, told)], lanes(1))
+    take_turns(once([job("a", 1, told, DivergenceError()), job("b", 1, told)]), lanes(1))
     assert told == ["a0", "a out", "cleared", "b0", "b done", "b out", "cleared"]
 
 
@@ -202,7 +207,7 @@ def test_every_job_draws_what_it_would_draw_alone():
         list(draws(seed, 2 + seed, alone[seed]))
     torch.manual_seed(9)
     before = torch.get_rng_state()
-    take_turns([draws(seed, 2 + seed, turned[seed]) for seed in range(4)], lanes(3))
+    take_turns(once([draws(seed, 2 + seed, turned[seed]) for seed in range(4)]), lanes(3))
     assert torch.equal(torch.get_rng_state(), before)
     for seed in range(4):
         assert torch.equal(torch.cat(turned[seed]), torch.cat(alone[seed]))
@@ -211,7 +216,7 @@ def test_every_job_draws_what_it_would_draw_alone():
 def test_one_that_diverges_leaves_the_others_to_their_end_and_is_told_in_its_place():
     told = []
     jobs = [job("a", 2, told), job("b", 1, told, DivergenceError("no number")), job("c", 1, told)]
-    assert take_turns(jobs, lanes(2)) == [["a"], "no number", ["c"]]
+    assert take_turns(once(jobs), lanes(2)) == [["a"], "no number", ["c"]]
     assert told.count("b out") == 1
 
 
@@ -220,7 +225,7 @@ def test_when_asked_to_stop_all_that_train_do_and_no_other_begins():
     told, request = [], Stopped(signal.SIGTERM)
     jobs = [job("a", 1, told, request), job("b", 1, told), job("c", 2, told, request), job("d", 1, told)]
     with pytest.raises(Stopped) as stopped:
-        take_turns(jobs, lanes(3))
+        take_turns(once(jobs), lanes(3))
     assert stopped.value is request
     assert told == ["a0", "b0", "c0", "a out", "b done", "b out", "c1", "c out"]
 
@@ -239,7 +244,7 @@ def test_any_other_error_ends_all_of_them_each_in_its_own_lane(error):
     before = torch.get_rng_state()
     jobs = [watched("a", 5, 1), watched("b", 1, 2, error()), watched("c", 5, 3), job("d", 1, told)]
     with pytest.raises(error) as raised:  # it refers to all that is open, so nothing is closed by chance
-        take_turns(jobs, lanes(3))
+        take_turns(once(jobs), lanes(3))
     assert told == ["a0", "b0", "c0", "a1", "b out", "a out", "c out"]
     assert numbers == [2, 1, 3]
     assert torch.equal(torch.get_rng_state(), before)
@@ -253,6 +258,19 @@ def test_an_error_between_the_rounds_ends_all_of_them_too():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) as raised:
-        take_turns([job("a", 2, told), job("b", 2, told)], lanes(2), fail)
+        take_turns(once([job("a", 2, told), job("b", 2, told)]), lanes(2), fail)
     assert told == ["a0", "b0", "a out", "b out"]
     assert raised.value is not None
+
+
+def test_one_that_finds_no_memory_beside_the_others_begins_again_when_a_lane_is_free():
+    told, ends = [], [torch.OutOfMemoryError("too little"), None]
+    jobs = [lambda: job("a", 3, told), lambda: job("b", 1, told, ends.pop(0))]
+    with pytest.warns(UserWarning, match="too small for 2 runs at once"):
+        assert take_turns(jobs, lanes(2)) == [["a"], ["b"]]
+    assert told == ["a0", "b0", "a1", "b out", "a2", "a done", "a out", "b0", "b done", "b out"]
+
+
+def test_one_that_finds_no_memory_alone_says_so():
+    with pytest.raises(torch.OutOfMemoryError):
+        take_turns(once([job("a", 1, [], torch.OutOfMemoryError("too little")), job("b", 1, [])]), lanes(1))

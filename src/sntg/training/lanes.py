@@ -10,6 +10,7 @@ that belongs to the state, for the kernels to read. Two recordings of one state 
 """
 
 import gc
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,6 +21,8 @@ from sntg.errors import DivergenceError
 from sntg.training.loop import Trained
 from sntg.training.run import Steps, advance
 from sntg.training.stopping import Stopped
+
+Job = Callable[[], Steps]  # begins the training of a stack, or goes on with it
 
 
 class Lane:
@@ -83,22 +86,23 @@ class Lane:
 
 
 def take_turns(
-    jobs: Sequence[Steps], lanes: Sequence[Lane], after_round: Callable[[], None] = lambda: None
+    jobs: Sequence[Job], lanes: Sequence[Lane], after_round: Callable[[], None] = lambda: None
 ) -> list[list[Trained] | str]:
     """Trains the jobs, as many at once as there are lanes; returns what became of each: its runs, or why it diverged.
 
-    A job that has ended leaves its lane to the next. Those that are asked to stop do, and when all have, Stopped is
-    raised; anything else that goes wrong in one of them ends them all.
+    A job that has ended leaves its lane to the next. One that finds no memory beside the others begins again later, in
+    one lane less. Those that are asked to stop do, and when all have, Stopped is raised; anything else that goes wrong
+    in one of them ends them all.
 
     >>> def job(name):
     ...     for _ in range(2):
     ...         print(name, end=" ")
     ...         yield
     ...     return [name]
-    >>> take_turns([job("a"), job("b")], [Lane(torch.device("cpu")) for _ in range(2)])
+    >>> take_turns([lambda: job("a"), lambda: job("b")], [Lane(torch.device("cpu")) for _ in range(2)])
     a b a b [['a'], ['b']]
     """
-    waiting, training = deque(enumerate(jobs)), dict[Lane, tuple[int, Steps]]()
+    waiting, training = deque(range(len(jobs))), dict[Lane, tuple[int, Steps]]()
     outcomes: dict[int, list[Trained] | str] = {}
     stopped: Stopped | None = None
     try:
@@ -107,7 +111,7 @@ def take_turns(
                 if lane not in training:
                     if stopped or not waiting or (training and not lane.has_room(len(training))):
                         continue
-                    training[lane] = waiting.popleft()
+                    training[lane] = waiting[0], jobs[waiting.popleft()]()
                 number, steps = training[lane]
                 try:
                     with lane.turn():
@@ -119,6 +123,12 @@ def take_turns(
                     outcomes[number] = str(e)
                 except Stopped as e:
                     stopped = e
+                except torch.OutOfMemoryError:
+                    if len(training) == 1:
+                        raise
+                    warnings.warn(f"the GPU's memory is too small for {len(training)} runs at once", stacklevel=2)
+                    waiting.appendleft(number)
+                    lanes = [other for other in lanes if other is not lane]
                 del training[lane]
                 lane.clear()
             after_round()

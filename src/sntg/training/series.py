@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -128,7 +129,8 @@ def _train(
 
     # What is the process's and not a run's, kernels and signals, is seen to for all of them: they end in any order.
     with own_randomness(configs[0]), stop_requests() as check_stop:
-        jobs = [_steps(stack, home, data, news.extend, on_step, on_damage, check_stop) for stack in stacks]
+        told = news.extend, on_step, on_damage
+        jobs = [partial(_steps, stack, home, data, *told, check_stop) for stack in stacks]
         lanes = [Lane(torch.device(configs[0].device)) for _ in range(at_once(configs[0]))]
         outcomes = take_turns(jobs, lanes, tell)
     failures = [
