@@ -468,21 +468,6 @@ def test_which_images_on_a_gpu_are_fused(dtype, channels, fits):
         assert fused.can_fuse(x, channels) == (fits and grid.AVAILABLE)
 
 
-@pytest.mark.parametrize("reads", [1, 2, 4])
-@each_dtype
-@pytest.mark.parametrize("shape", SMALL + REAL, ids=str)
-def test_every_row_has_a_program_and_every_program_a_row(shape, dtype, reads):
-    groups, n, C, H, W = shape
-    launch = fused.Launch.over(torch.empty((groups, n, H, W, C), dtype=dtype, device="meta"), reads)
-    across, slices, depth = launch.grid
-    sizes = launch.sizes
-    assert (across * sizes["COLUMNS"], depth, sizes["M"]) == (C, groups, n * H * W)
-    assert (slices - 1) * sizes["slice_rows"] < sizes["M"] <= slices * sizes["slice_rows"]
-    assert slices <= fused.MOST_SLICES
-    for block in (sizes["ROWS"], sizes["COLUMNS"]):
-        assert block & (block - 1) == 0  # Triton's blocks are powers of two
-
-
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's run")
 def test_all_of_this_in_the_interpreter():
     run_in_interpreter(__file__)

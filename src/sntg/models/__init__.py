@@ -7,6 +7,7 @@ from sntg.models.classifier import Classifier, Output, stack, unstack
 from sntg.models.conv13 import Conv13
 from sntg.models.convnet import NORMALISATIONS, ConvNet
 from sntg.models.flat import flatten, split_like
+from sntg.models.launch import compiling_ahead
 from sntg.models.layers import BN_MOMENTUM, Layer
 from sntg.models.linearised import Linearised, differentiated
 from sntg.models.mlp import MLP
@@ -23,9 +24,9 @@ from sntg.models.small import SmallNet
 
 __all__ = ["BN_MOMENTUM", "LOSS_SCALE", "MLP", "MODELS", "NORMALISATIONS", "PRECISIONS", "Classifier", "Conv13"]
 __all__ += ["ConvNet", "Layer", "Linearised", "Output"]
-__all__ += ["SmallNet", "build", "differentiated", "estimate_statistics", "flatten", "frozen_statistics"]
-__all__ += ["initialising", "shared_noise", "split_like", "stack", "two_batches", "unstack", "use_precision"]
-__all__ += ["without_kernels"]
+__all__ += ["SmallNet", "build", "compiling_ahead", "differentiated", "estimate_statistics", "flatten"]
+__all__ += ["frozen_statistics", "initialising", "shared_noise", "split_like", "stack", "two_batches", "unstack"]
+__all__ += ["use_precision", "without_kernels"]
 
 Builder = Callable[[tuple[int, ...], int, float, float, str], Classifier]
 

@@ -23,15 +23,14 @@ from torch import Tensor, nn
 
 from sntg.errors import UsageError
 from sntg.models.fused import (
-    MOST_SLICES,
     Fused,
     biased_leaky,
     biased_leaky_pooled,
     can_fuse,
-    largest_batch,
     normalised_leaky,
     normalised_leaky_pooled,
 )
+from sntg.models.launch import MOST_SLICES, largest_batch
 from sntg.models.linearised import LinearMap
 from sntg.models.noise import Dropout
 from sntg.models.patches import EIGHT, as_1x1, from_patches, to_patches

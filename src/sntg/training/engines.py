@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sntg.methods import METHODS, parse
+from sntg.models import compiling_ahead
 
 Run = Callable[[], None]
 WARM_UP = 3  # steps before the recording: they compile, choose algorithms and allocate, which a recording must not
@@ -62,7 +63,8 @@ def eager(step: Step) -> Run:
 
 def compiled(step: Step) -> Run:
     step = _compile(step)
-    step()  # what cannot be compiled fails here, not in the midst of a run
+    with compiling_ahead():
+        step()  # what cannot be compiled fails here, not in the midst of a run
     return step
 
 
@@ -71,7 +73,7 @@ def graph(step: Step) -> Run:
     here = torch.cuda.current_stream()
     side = _own_stream()
     side.wait_stream(here)
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), compiling_ahead():
         for _ in range(WARM_UP):
             step()
     here.wait_stream(side)

@@ -1,0 +1,115 @@
+"""How the kernels of `kernels.py` are launched: by how many programs for an image tensor, and compiled when.
+
+Triton compiles a kernel when it is first launched, half a second each, one after the other. But PyTorch's compiler asks
+for the results' shapes long before, with tensors that hold nothing. Nothing is launched then; instead the kernel begins
+to be compiled, inside `compiling_ahead` on another thread.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from sntg.models import grid
+
+NARROWEST = 32  # channels in a block; C must be a multiple
+
+# Launch parameters, for a GPU with about 130 multiprocessors. They depend on shapes alone, and so do the sums' bits.
+PROGRAMS = 512  # about four a multiprocessor
+WARPS = 8  # of 32 threads in a program; a thread then has a few vectors of 16 bytes, and registers for four programs
+BLOCK_BYTES = 2**14  # that a program moves at a time
+STAGES = 3  # blocks of a program that are under way at a time: enough of them to keep the memory busy
+FEWEST_ROWS = 128  # in a slice; below this, adding up the slices costs more than the rows
+MOST_SLICES = 128  # of the rows of a batch, for the same reason
+
+
+class Launch(NamedTuple):
+    """How the rows of every group are shared out among programs; `grid.py` explains how."""
+
+    grid: tuple[int, int, int]
+    sizes: dict[str, int]
+    first: int
+
+    @classmethod
+    def over(cls, x: Tensor, reads: int, first: int = 0) -> "Launch":
+        """For kernels that walk over the rows of x, (groups, n, H, W, C), and hold `reads` rows as wide for each.
+
+        Enough slices to fill the GPU, but none of few rows. A full normalisation holds twice what a mean-only one does.
+        """
+        groups, rows, C = x.shape[0], x.shape[1:4].numel(), x.shape[4]
+        columns = 2 * NARROWEST if C % (2 * NARROWEST) == 0 else NARROWEST
+        across = C // columns
+        most = MOST_SLICES // largest_batch(groups, first)
+        slices = min(most, ceil_div(PROGRAMS, groups * across), ceil_div(rows, FEWEST_ROWS))
+        slice_rows = ceil_div(rows, slices)
+        block_rows = BLOCK_BYTES // (reads * columns * x.element_size())
+        sizes = {
+            "M": rows,
+            "slice_rows": slice_rows,
+            "C": C,
+            "ROWS": min(block_rows, power_of_two(slice_rows)),
+            "COLUMNS": columns,
+            "STAGES": STAGES,
+            "num_warps": WARPS,
+        }
+        return cls((across, ceil_div(rows, slice_rows), groups), sizes, first)
+
+    def sums(self, kernel: Any, kinds: int, x: Tensor, *more: Any, **constants: Any) -> Tensor:
+        """What a kernel finds in each slice, (kinds, groups, slices, C)."""
+        _, slices, groups = self.grid
+        partial = torch.empty((kinds, groups, slices, self.sizes["C"]), dtype=torch.float32, device=x.device)
+        self.run(kernel, partial, x, *more, **constants)
+        return partial
+
+    def finish(self, kernel: Any, partial: Tensor, *more: Any, **constants: Any) -> None:
+        """Runs the kernel that begins with putting the slices together."""
+        self.run(kernel, partial, *more, slices=partial.shape[2], first=self.first, MOST=MOST_SLICES, **constants)
+
+    def run(self, kernel: Any, partial: Tensor, *more: Any, **constants: Any) -> None:
+        """Launches a kernel, or has it compiled where the tensors hold nothing."""
+        handed, constants = (partial, *more), self.sizes | constants
+        fake = isinstance(partial, FakeTensor)
+        if partial.is_meta or (fake and not torch.cuda.is_available()):
+            return
+        # Triton launches on the current device, PyTorch's own operators on their tensors'.
+        with torch.cuda.device_of(partial):  # type: ignore[no-untyped-call]
+            if fake:
+                dtypes = (value.dtype if isinstance(value, Tensor) else value for value in handed)
+                kernel.warmup(*dtypes, grid=self.grid, **constants)
+            else:
+                kernel[self.grid](*handed, **constants)
+
+
+@contextmanager
+def compiling_ahead() -> Iterator[None]:
+    """Inside, kernels are compiled beside whatever else goes on, and a launch waits for its own.
+
+    At the end all are compiled. What cannot be is not told here, but where it is launched.
+    """
+    if grid.AVAILABLE:
+        with ThreadPoolExecutor() as threads, grid.AsyncCompileMode(threads, ignore_errors=True):
+            yield
+    else:
+        yield
+
+
+def largest_batch(groups: int, first: int) -> int:
+    """How many groups it has."""
+    return max(first, groups - first) if first else 1
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n.
+
+    >>> [power_of_two(n) for n in (1, 3, 4, 57)]
+    [1, 4, 4, 64]
+    """
+    return 1 << (n - 1).bit_length()

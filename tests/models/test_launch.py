@@ -1,0 +1,133 @@
+"""How kernels are launched, and compiled before they are."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from sntg.models import compiling_ahead, fused, grid, launch
+from sntg.models.launch import MOST_SLICES, Launch
+
+SHAPES = [(1, 3, 32, 4, 4), (2, 11, 32, 4, 8), (1, 5, 96, 2, 2), (2, 100, 128, 32, 32), (1, 128, 256, 6, 6)]
+
+
+@pytest.mark.parametrize("reads", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_row_has_a_program_and_every_program_a_row(shape, dtype, reads):
+    groups, n, C, H, W = shape
+    shared = Launch.over(torch.empty((groups, n, H, W, C), dtype=dtype, device="meta"), reads)
+    across, slices, depth = shared.grid
+    sizes = shared.sizes
+    assert (across * sizes["COLUMNS"], depth, sizes["M"]) == (C, groups, n * H * W)
+    assert (slices - 1) * sizes["slice_rows"] < sizes["M"] <= slices * sizes["slice_rows"]
+    assert slices <= MOST_SLICES
+    for block in (sizes["ROWS"], sizes["COLUMNS"]):
+        assert block & (block - 1) == 0  # Triton's blocks are powers of two
+
+
+class Kernel:
+    """Notes what is done with it."""
+
+    def __init__(self):
+        self.done = []
+
+    def __getitem__(self, grid):
+        return lambda *handed, **constants: self.done.append(("launched", handed, constants))
+
+    def warmup(self, *handed, grid, **constants):
+        self.done.append(("compiled", handed, constants))
+
+
+@pytest.fixture
+def a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: nullcontext())
+
+
+def run(kernel, x):
+    Launch((1, 1, 1), {"M": 3}, 0).run(kernel, x, None, x.half(), 0.1, FULL=True)
+    return kernel.done
+
+
+def test_a_kernel_is_launched_with_its_tensors(a_gpu):
+    x = torch.zeros(2)
+    ((what, (first, none, second, slope), constants),) = run(Kernel(), x)
+    assert what == "launched"
+    assert first is x
+    assert none is None
+    assert (second.dtype, slope, constants) == (torch.float16, 0.1, {"M": 3, "FULL": True})
+
+
+def test_where_the_tensors_hold_nothing_it_is_compiled_for_their_dtypes(a_gpu):
+    with FakeTensorMode():
+        done = run(Kernel(), torch.zeros(2))
+    assert done == [("compiled", (torch.float32, None, torch.float16, 0.1), {"M": 3, "FULL": True})]
+
+
+def test_without_a_gpu_there_is_nothing_to_compile_for(a_gpu, monkeypatch):
+    assert run(Kernel(), torch.zeros(2, device="meta")) == []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with FakeTensorMode():
+        assert run(Kernel(), torch.zeros(2)) == []
+
+
+def test_without_triton_nothing_is_compiled_ahead(monkeypatch):
+    monkeypatch.setattr(launch.grid, "AVAILABLE", False)
+    with compiling_ahead():
+        pass
+
+
+def test_what_cannot_be_compiled_ahead_is_not_told_there(monkeypatch):
+    made = []
+
+    def mode(threads, ignore_errors):
+        made.append(ignore_errors)
+        return nullcontext()
+
+    monkeypatch.setattr(launch.grid, "AVAILABLE", True)
+    monkeypatch.setattr(launch.grid, "AsyncCompileMode", mode, raising=False)
+    with compiling_ahead():
+        pass
+    assert made == [True]
+
+
+@pytest.fixture
+def device(monkeypatch, request):
+    """Where Triton finds something to compile for: a GPU, or one that only says what it is."""
+    if torch.cuda.is_available():
+        return "cuda"
+    request.getfixturevalue("a_gpu")
+    target = pytest.importorskip("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    known = {"get_current_target": lambda: target, "get_current_device": lambda: 0, "get_current_stream": lambda _: 0}
+    driver = pytest.importorskip("triton.runtime").driver
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(**known))
+    return "cpu"
+
+
+@pytest.mark.skipif(not grid.AVAILABLE, reason="needs Triton")
+def test_a_compiler_that_asks_for_shapes_has_the_kernels_compiled(device, monkeypatch, tmp_path):
+    """Asked once it compiles both; asked again there is nothing left to compile."""
+    jit = pytest.importorskip("triton.runtime.jit").JITFunction
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiled, really_compile = [], jit._do_compile
+
+    def compile_kernel(kernel, *args, **kwargs):
+        compiled.append(kernel.fn.__name__)
+        return really_compile(kernel, *args, **kwargs)
+
+    monkeypatch.setattr(jit, "_do_compile", compile_kernel)
+
+    def ask():
+        with FakeTensorMode():
+            y, b = torch.empty(1, 1, 32, 2, 1, device=device), torch.empty(1, 32, device=device)
+            return fused.leaky(y, b, b, 0.1, 1e-6, 0)
+
+    with compiling_ahead():
+        a, channels = ask()
+    assert (a.shape, channels.shape) == ((1, 1, 32, 2, 1), (5, 1, 32))
+    assert compiled == ["moments", "normalised_leaky"]
+    ask()
+    assert len(compiled) == 2
