@@ -12,6 +12,7 @@ from sntg.models.layers import BN_MOMENTUM, Layer
 from sntg.models.linearised import Linearised, differentiated
 from sntg.models.mlp import MLP
 from sntg.models.modes import (
+    BATCHES_AT_ONCE,
     estimate_statistics,
     frozen_statistics,
     initialising,
@@ -22,11 +23,10 @@ from sntg.models.modes import (
 from sntg.models.precision import LOSS_SCALE, PRECISIONS, use_precision
 from sntg.models.small import SmallNet
 
-__all__ = ["BN_MOMENTUM", "LOSS_SCALE", "MLP", "MODELS", "NORMALISATIONS", "PRECISIONS", "Classifier", "Conv13"]
-__all__ += ["ConvNet", "Layer", "Linearised", "Output"]
-__all__ += ["SmallNet", "build", "compiling_ahead", "differentiated", "estimate_statistics", "flatten"]
-__all__ += ["frozen_statistics", "initialising", "shared_noise", "split_like", "stack", "two_batches", "unstack"]
-__all__ += ["use_precision", "without_kernels"]
+__all__ = ["BATCHES_AT_ONCE", "BN_MOMENTUM", "LOSS_SCALE", "MLP", "MODELS", "NORMALISATIONS", "PRECISIONS"]
+__all__ += ["Classifier", "Conv13", "ConvNet", "Layer", "Linearised", "Output", "SmallNet", "build", "compiling_ahead"]
+__all__ += ["differentiated", "estimate_statistics", "flatten", "frozen_statistics", "initialising", "shared_noise"]
+__all__ += ["split_like", "stack", "two_batches", "unstack", "use_precision", "without_kernels"]
 
 Builder = Callable[[tuple[int, ...], int, float, float, str], Classifier]
 

@@ -12,7 +12,7 @@ from torch import nn
 from sntg.models.layers import ConvMap, Layer
 from sntg.models.noise import Perturbation
 
-AT_ONCE = 25  # batches in one pass of an estimate: enough to keep a GPU busy
+BATCHES_AT_ONCE = 25  # batches in one pass of an estimate: enough to keep a GPU busy
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def estimate_statistics(model: nn.Module, batches: Iterable[torch.Tensor]) -> No
     done = 0
     try:
         for _, same_shape in groupby(batches, key=lambda batch: batch.shape):
-            while chunk := list(islice(same_shape, AT_ONCE)):
+            while chunk := list(islice(same_shape, BATCHES_AT_ONCE)):
                 momentum = done / (done + len(chunk))
                 with _flag(model, Layer, "bn_momentum", momentum), _flag(model, Layer, "average_views", True):
                     model(torch.stack(chunk, view_axis))

@@ -20,6 +20,7 @@ from sntg.errors import UsageError
 from sntg.losses import consistency_kl, consistency_mse
 from sntg.methods import METHODS, GraphTerm, Objective, Seen, Setup, parse
 from sntg.models import (
+    BATCHES_AT_ONCE,
     CONVOLUTIONAL,
     LOSS_SCALE,
     PRECISIONS,
@@ -276,8 +277,9 @@ class Stack:
         with own_randomness(self.shared):  # evaluation takes no random numbers from training
             n = self.shared.labelled_batch or self.shared.batch
             rows = Shuffled(self.batches.labelled_rows(), n * self.shared.bn_batches).draw()
-            batches = (self.batches.pick(some) for some in torch.split(rows, n, dim=1))
-            estimate_statistics(copy, (centre(x, self.shared.translate) for x in batches))
+            picked = (self.batches.pick(some) for some in torch.split(rows, n * BATCHES_AT_ONCE, dim=1))
+            centred = (centre(x, self.shared.translate) for x in picked)
+            estimate_statistics(copy, (batch for x in centred for batch in torch.split(x, n, dim=1)))
         return copy
 
     def _setup(self) -> Setup:
