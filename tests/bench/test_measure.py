@@ -11,7 +11,7 @@ import torch
 from sntg.bench import measure
 from sntg.bench.cases import METHODS, Case
 from sntg.bench.measure import Bench, Row, overheads
-from sntg.bench.starting import cold_start
+from sntg.bench.starting import start_anew
 from sntg.bench.timing import ROUNDS, matrix_rate, take_turns
 from sntg.training.engines import ENGINES
 
@@ -86,30 +86,32 @@ def test_turns_go_round():
     assert calls == ["a", "b", "b"] * ROUNDS
 
 
-def test_a_second_start_is_timed_with_what_the_first_has_compiled(small, stand_in):
+def test_starts_are_timed_in_new_processes(small, stand_in, monkeypatch):
     bench = Bench("cpu", steps=1)
     (row,) = bench.measure([COMPILED])
-    assert row.warm_up_s == 30.0  # in a process of its own
-    assert 0 < row.second_warm_up_s < 30.0
+    assert (row.warm_up_s, row.second_warm_up_s) == (30.0, None)  # on a CPU, eager is what `auto` means
     (row,) = bench.measure([COMPILED])  # as `compiled` after `graph` is
+    assert (row.warm_up_s, row.second_warm_up_s) == (None, None)
+
+
+def test_what_auto_means_is_started_twice(small, stand_in, monkeypatch):
+    seconds = iter([30.0, 9.0])
+    monkeypatch.setattr(measure, "start_anew", lambda case, device: next(seconds))
+    monkeypatch.setattr(measure, "best_engine", lambda device: "compiled")
+    (row,) = Bench("cpu", steps=1).measure([COMPILED])
+    assert (row.warm_up_s, row.second_warm_up_s) == (30.0, 9.0)
+
+
+def test_where_a_start_fails_there_is_no_figure(small, stand_in, monkeypatch):
+    monkeypatch.setattr(measure, "start_anew", lambda case, device: None)
+    (row,) = Bench("cpu", steps=1).measure([COMPILED])
     assert row.warm_up_s is None
-    assert row.second_warm_up_s > 0
+    assert row.ms_per_step > 0
 
 
-def test_where_no_cold_start_succeeds_the_first_here_is_one(small, stand_in, monkeypatch):
-    monkeypatch.setattr(measure, "cold_start", lambda case, device: None)
-    bench = Bench("cpu", steps=1)
-    (row,) = bench.measure([COMPILED])
-    assert row.warm_up_s > 0
-    assert row.second_warm_up_s is None
-    (row,) = bench.measure([COMPILED])
-    assert row.warm_up_s is None
-    assert row.second_warm_up_s > 0
-
-
-def test_a_cold_start_is_one_in_a_new_process():
-    assert cold_start(replace(EAGER, method="pi"), "cpu") > 0
-    assert cold_start(replace(EAGER, method="pie"), "cpu") is None
+def test_a_start_in_a_new_process():
+    assert start_anew(replace(EAGER, method="pi"), "cpu") > 0
+    assert start_anew(replace(EAGER, method="pie"), "cpu") is None
 
 
 def test_a_row_shows_the_engine_that_ran(small, monkeypatch):

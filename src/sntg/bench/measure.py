@@ -11,7 +11,7 @@ import torch
 
 from sntg.bench.cases import IMAGES, SNTG, Case, Group, config_of, inputs_of
 from sntg.bench.counting import count
-from sntg.bench.starting import begin, cold_start
+from sntg.bench.starting import begin, start_anew
 from sntg.bench.timing import UNMEASURED, block_length, matrix_rate, seconds, take_turns
 from sntg.training import Inputs, Stack
 from sntg.training.engines import best_engine, best_precision
@@ -28,8 +28,8 @@ class Row:
     this is what `auto` means here. rounds_ms: a figure a round; their median is ms_per_step. operations: of a step's
     convolutions and matrix products. share: of the device's rate for a large matrix product in that precision.
     warm_up_s: what it took to start, the first step and evaluation included, in a new process with nothing compiled
-    before; second_warm_up_s: with the compiler's cache filled. evaluation_s: of both sets of weights, on
-    evaluation_points.
+    before; second_warm_up_s: in another one, with the compiler's cache filled, for what `auto` means. evaluation_s: of
+    both sets of weights, on evaluation_points.
     """
 
     dataset: str
@@ -63,8 +63,8 @@ class Built:
 
     case: Case
     stack: Stack
-    cold_s: float | None  # the seconds to start with nothing compiled before; None where something is
-    started_s: float
+    starts_s: list[float | None]  # in new processes: the first and, if it was asked for, the second
+    started_s: float  # in this one
     peak_gib: float | None
 
 
@@ -105,7 +105,7 @@ class Bench:
         A recorded graph's memory counts as free once it is recorded, so the peak is that of building it and stepping.
         """
         config, inputs = config_of(case, self.name), self._data(case)
-        cold = self._cold(case)
+        starts = self._starts(case)
         stacks: list[Stack] = []
         on_cuda = self.device.type == "cuda"
         before = torch.cuda.memory_allocated(self.device) if on_cuda else 0
@@ -114,26 +114,21 @@ class Bench:
         took = seconds(lambda: stacks.append(begin(config, inputs)), self.device)
         seconds(stacks[0].advance, self.device, UNMEASURED)
         peak = (torch.cuda.max_memory_allocated(self.device) - before) / GIB if on_cuda else None
-        return Built(case, stacks[0], cold, took, peak)
+        return Built(case, stacks[0], starts, took, peak)
 
-    def _cold(self, case: Case) -> float | None:
-        """Starts a case for the first time, and fills the compiler's cache."""
+    def _starts(self, case: Case) -> list[float | None]:
+        """Starts a case in new processes. The first fills the compiler's cache, for the second and for this process."""
         shape = (case.dataset, case.method, case.precision)
         if case.engine == "eager" or shape in self._compiled:
-            return None
-        took = cold_start(case, self.name)
-        if took is not None:
-            self._compiled.add(shape)
-        return took
+            return []
+        self._compiled.add(shape)
+        return [start_anew(case, self.name) for _ in range(2 if self._empty(case).auto else 1)]
 
     def _row(self, built: Built, rounds: list[float], length: int, operations: int) -> Row:
         stack, config = built.stack, built.stack.configs[0]
         step = median(rounds)
         tflops = operations / step / 1e12
-        shape = (built.case.dataset, built.case.method, built.case.precision)
-        cached = config.engine != "eager" and shape in self._compiled
-        if config.engine != "eager":
-            self._compiled.add(shape)
+        starts = [built.started_s] if config.engine == "eager" else built.starts_s  # there nothing is compiled
         return replace(
             self._empty(built.case),
             engine=config.engine,
@@ -147,8 +142,8 @@ class Bench:
             tflops=tflops,
             share=tflops / self._rate(config.precision),
             peak_gib=built.peak_gib,
-            warm_up_s=built.cold_s if cached else built.started_s,
-            second_warm_up_s=built.started_s if cached else None,
+            warm_up_s=starts[0] if starts else None,
+            second_warm_up_s=starts[1] if len(starts) > 1 else None,
             epoch_steps=stack.epoch_steps,
             epoch_s=stack.epoch_steps * step,
             evaluation_s=seconds(stack.errors, self.device),

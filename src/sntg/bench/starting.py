@@ -1,6 +1,6 @@
 """How long a run takes to start: to be built, compiled and recorded, to take a step and to make an evaluation.
 
-A process that has compiled something starts faster ever after, so the first start is timed in a process of its own.
+A process that has compiled something starts faster ever after, so starts are timed in processes of their own.
 """
 
 import json
@@ -29,7 +29,7 @@ def begin(config: Config, inputs: Inputs) -> Stack:
     return stack
 
 
-def cold_start(case: Case, device: str) -> float | None:
+def start_anew(case: Case, device: str) -> float | None:
     """The seconds that the start of a case takes in a new process; None where it fails there."""
     command = [sys.executable, "-m", "sntg.bench.starting", json.dumps(asdict(case)), device]
     done = subprocess.run(command, capture_output=True, text=True)
