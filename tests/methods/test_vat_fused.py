@@ -17,8 +17,8 @@ from sntg.methods.vat import VAT
 from sntg.models import (
     NORMALISATIONS,
     SmallNet,
+    convolutions,
     frozen_statistics,
-    layers,
     shared_noise,
     stack,
     use_precision,
@@ -37,7 +37,9 @@ def everywhere(monkeypatch):
     torch.set_default_dtype(torch.float32)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     if INTERPRETED:
-        monkeypatch.setattr(layers, "can_fuse", lambda x, channels: x.dtype != torch.float64 and channels % 32 == 0)
+        monkeypatch.setattr(
+            convolutions, "can_fuse", lambda x, channels: x.dtype != torch.float64 and channels % 32 == 0
+        )
 
 
 def make_net(normalisation, precision, fused=True, image=IMAGE, noise=0.1, dropout=0.5):

@@ -7,6 +7,7 @@ from layer_references import convnet, layers_of, randomise
 
 from sntg.errors import UsageError
 from sntg.models import NORMALISATIONS, Conv13, ConvNet, SmallNet
+from sntg.models import convolutions as C
 from sntg.models import layers as L
 
 PADDINGS = [[0], [1, 1], [0, 0]]  # the small net's
@@ -41,9 +42,9 @@ def test_the_forward_pass_is_the_references(normalisation, mode):
 @pytest.mark.parametrize(
     ("normalisation", "convolution", "dense"),
     [
-        ("mean-only", L.Conv, L.Dense),
-        ("batch", L.BatchNormConv, L.AffineDense),
-        ("batch-logits", L.BatchNormConv, L.BatchNormDense),
+        ("mean-only", C.Conv, L.Dense),
+        ("batch", C.BatchNormConv, L.AffineDense),
+        ("batch-logits", C.BatchNormConv, L.BatchNormDense),
     ],
 )
 @pytest.mark.parametrize("kind", [SmallNet, Conv13])

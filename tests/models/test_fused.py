@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from interpreter import DEVICE, INTERPRETED, needs_kernels, run_in_interpreter
 from torch._subclasses import FakeTensorMode
 
-from sntg.models import NORMALISATIONS, SmallNet, fused, grid, layers, two_batches, use_precision
+from sntg.models import NORMALISATIONS, SmallNet, convolutions, fused, grid, two_batches, use_precision
 
 SLOPE, EPS = 0.1, 1e-6
 CLEAR = 1e-5  # pre-activations nearer to zero than this may fall on either side of it in float32
@@ -392,7 +392,7 @@ def test_in_evaluation_the_leaky_relu_is_taken_of_the_images_plus_a_bias(shape, 
 @pytest.mark.parametrize("normalisation", NORMALISATIONS)
 def test_a_network_is_evaluated_through_the_kernels_where_nobody_wants_a_gradient(normalisation, monkeypatch):
     if INTERPRETED:
-        monkeypatch.setattr(layers, "can_fuse", lambda x, channels: channels % 32 == 0)
+        monkeypatch.setattr(convolutions, "can_fuse", lambda x, channels: channels % 32 == 0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     net = SmallNet((3, 16, 16), 4, normalisation=normalisation).float().to(DEVICE)
@@ -403,7 +403,7 @@ def test_a_network_is_evaluated_through_the_kernels_where_nobody_wants_a_gradien
             tensor += torch.rand_like(tensor)
     plain = net.eval()(x)
     use_precision(net, "tf32", fused=True)  # float32 on a CPU, and in the memory layout of the kernels
-    with mock.patch.object(layers, "biased_leaky", wraps=layers.biased_leaky) as kernel:
+    with mock.patch.object(convolutions, "biased_leaky", wraps=convolutions.biased_leaky) as kernel:
         with torch.no_grad():
             torch.testing.assert_close(net(x), plain, rtol=1e-4, atol=1e-4)
         assert kernel.call_count == 3
@@ -418,7 +418,7 @@ def test_a_network_is_evaluated_through_the_kernels_where_nobody_wants_a_gradien
 )
 def test_two_batches_go_through_the_kernels_in_one_view_only(leading, rows, first, fused, monkeypatch):
     if INTERPRETED:
-        monkeypatch.setattr(layers, "can_fuse", lambda x, channels: channels % 32 == 0)
+        monkeypatch.setattr(convolutions, "can_fuse", lambda x, channels: channels % 32 == 0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     net = SmallNet((3, 16, 16), 4, noise=0.0, dropout=0.0, normalisation="batch").float().to(DEVICE).train()
@@ -426,7 +426,7 @@ def test_two_batches_go_through_the_kernels_in_one_view_only(leading, rows, firs
     with two_batches(net, first):
         plain = net(x)
         use_precision(net, "tf32", fused=True)
-        with mock.patch.object(layers, "normalised_leaky", wraps=layers.normalised_leaky) as kernel:
+        with mock.patch.object(convolutions, "normalised_leaky", wraps=convolutions.normalised_leaky) as kernel:
             torch.testing.assert_close(net(x), plain, rtol=1e-3, atol=1e-3)
         assert net.linearised(x)[1] is None  # a derivative of two batches is PyTorch's affair
     assert (kernel.call_count > 0) == fused

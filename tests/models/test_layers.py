@@ -6,19 +6,20 @@ import torch
 from layer_references import Weights, layer, max_pool, randomise, statistics
 from torch import Tensor
 
+from sntg.models import convolutions as C
 from sntg.models import frozen_statistics, initialising, stack
 from sntg.models import layers as L
 
 # name -> (layer, the shape of one input, padding of the reference)
 LAYERS = {
     "dense": (lambda: L.Dense(4, 3), (3,), 0),
-    "conv valid": (lambda: L.Conv(4, 3, 3), (3, 6, 5), 0),
-    "conv same": (lambda: L.Conv(4, 3, 3, "same"), (3, 6, 5), 1),
-    "conv 1x1": (lambda: L.Conv(4, 3, 1), (3, 2, 2), 0),
+    "conv valid": (lambda: C.Conv(4, 3, 3), (3, 6, 5), 0),
+    "conv same": (lambda: C.Conv(4, 3, 3, "same"), (3, 6, 5), 1),
+    "conv 1x1": (lambda: C.Conv(4, 3, 1), (3, 2, 2), 0),
     "dense without means": (lambda: L.Dense(4, 3, mean_only_bn=False), (3,), 0),
     "batch dense": (lambda: L.BatchNormDense(4, 3), (3,), 0),
-    "batch conv valid": (lambda: L.BatchNormConv(4, 3, 3), (3, 6, 5), 0),
-    "batch conv same": (lambda: L.BatchNormConv(4, 3, 3, "same"), (3, 6, 5), 1),
+    "batch conv valid": (lambda: C.BatchNormConv(4, 3, 3), (3, 6, 5), 0),
+    "batch conv same": (lambda: C.BatchNormConv(4, 3, 3, "same"), (3, 6, 5), 1),
     "affine dense": (lambda: L.AffineDense(4, 3), (3,), 0),
 }
 BATCH_NORMED = [kind for kind in LAYERS if kind.startswith("batch")]
@@ -105,7 +106,7 @@ def test_a_new_layer_starts_as_the_recipe_says():
 
 @pytest.mark.parametrize(
     ("kind", "shape", "fan_in"),
-    [(L.BatchNormDense, (300, 200), 200), (L.BatchNormConv, (100, 50, 3), 450), (L.AffineDense, (300, 200), 200)],
+    [(L.BatchNormDense, (300, 200), 200), (C.BatchNormConv, (100, 50, 3), 450), (L.AffineDense, (300, 200), 200)],
 )
 def test_layers_without_weight_norm_start_as_he_et_al_do(kind, shape, fan_in):
     """V ~ N(0, 2 / inputs of an output): a ReLU then keeps the second moment from layer to layer."""
@@ -308,7 +309,7 @@ def test_an_output_that_never_varies_keeps_g_finite():
 @pytest.mark.parametrize("shape", [(5, 3, 6, 4), (2, 5, 3, 7, 5), (2, 2, 5, 3, 4, 4)])
 def test_max_pool_keeps_leading_axes(shape):
     x = inputs(*shape)
-    assert np.array_equal(L.max_pool(x).numpy(), max_pool(x.numpy()))
+    assert np.array_equal(C.max_pool(x).numpy(), max_pool(x.numpy()))
 
 
 # --- what is meant to be overridden ----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from sntg.models import (
     use_precision,
     without_kernels,
 )
+from sntg.models import convolutions as C
 from sntg.models import layers as L
 from sntg.models import noise as N
 
@@ -282,7 +283,7 @@ def test_no_batches_leave_the_statistics_as_they_were():
 
 def test_without_kernels_no_layer_may_use_them_until_afterwards():
     net = use_precision(SmallNet((1, 16, 16), 3), "tf32", fused=True)
-    convolutions = [m for m in net.modules() if isinstance(m, L.ConvMap)]
+    convolutions = [m for m in net.modules() if isinstance(m, C.ConvMap)]
     with without_kernels(net):
         assert not any(m.fused for m in convolutions)
     assert all(m.fused for m in convolutions)

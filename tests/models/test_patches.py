@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sntg.models import layers as L
+from sntg.models import convolutions as C
 from sntg.models import stack
 from sntg.models.patches import as_1x1, from_patches, to_patches
 
@@ -46,7 +46,7 @@ def test_what_comes_back_from_16_bit_patches_is_added_up_in_float32():
 )
 def test_the_transposed_map_is_the_transpose_of_the_linear_map(inputs, size, padding, runs, channels_last):
     torch.manual_seed(0)
-    module = L.BatchNormConv(4, inputs, size, padding).double()
+    module = C.BatchNormConv(4, inputs, size, padding).double()
     module.channels_last = channels_last
     module = stack([module]) if runs else module
     x = random(*(1,) * runs, 2, inputs, 7, 6)

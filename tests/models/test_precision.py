@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from sntg.models import LOSS_SCALE, MLP, NORMALISATIONS, PRECISIONS, SmallNet, stack, unstack, use_precision
-from sntg.models.layers import ConvMap
+from sntg.models.convolutions import ConvMap
 from sntg.training import resolve, train
 
 IMAGE = (3, 16, 16)

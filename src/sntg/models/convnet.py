@@ -13,15 +13,8 @@ from torch import Tensor, nn
 
 from sntg.errors import UsageError, unknown
 from sntg.models.classifier import Classifier, Output
-from sntg.models.layers import (
-    AffineDense,
-    BatchNormConv,
-    BatchNormDense,
-    Conv,
-    ConvMap,
-    Dense,
-    DenseMap,
-)
+from sntg.models.convolutions import BatchNormConv, Conv, ConvMap
+from sntg.models.layers import AffineDense, BatchNormDense, Dense, DenseMap
 from sntg.models.linearised import Linearised, LinearMap, after, differentiated
 from sntg.models.noise import Dropout, GaussianNoise
 

@@ -9,31 +9,17 @@ one run form a batch and share its statistics; views and runs never mix. So two 
 one pass with their means kept apart, and several runs with weights of their own train in one pass: a layer whose
 parameters have a leading axis holds that many independent runs.
 
-Two kinds of map (dense, convolution) times three kinds of normalisation (weight norm with mean-only batch
-normalisation, full batch normalisation, none) make the layers at the end of this file.
+Three kinds of normalisation (weight norm with mean-only batch normalisation, full batch normalisation, none) with a
+matrix as the linear map make the layers at the end of this file; those with a convolution are in `convolutions.py`.
 
 Two batches of different sizes can also share a pass, as the rows of one view: `two_batches` in `modes.py`.
 """
-
-from math import gcd
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sntg.errors import UsageError
-from sntg.models.fused import (
-    Fused,
-    biased_leaky,
-    biased_leaky_pooled,
-    can_fuse,
-    normalised_leaky,
-    normalised_leaky_pooled,
-)
-from sntg.models.launch import MOST_SLICES, largest_batch
-from sntg.models.linearised import LinearMap
-from sntg.models.noise import Dropout
-from sntg.models.patches import EIGHT, as_1x1, from_patches, to_patches
 
 BN_MOMENTUM = 0.999  # of the running mean, which starts at 0: right after a few thousand steps, not before
 BN_EPS = 1e-6  # beside the variance, in full batch normalisation
@@ -242,161 +228,11 @@ class DenseMap(Layer):
         return y.reshape(*x.shape[:-1], weight.shape[-2])
 
 
-class ConvMap(Layer):
-    """A square convolution of images. padding: "same" keeps the image's size, "valid" pads nothing.
-
-    Training spends as long on what follows the convolution as on half of it, so a GPU has kernels for that, `fused.py`;
-    they apply to images in the layout of its tensor cores. A `trace` is for those who want to know the layer's
-    derivative in x: where it has kernels it appends what it does to tangents and gradients, else nothing.
-    """
-
-    fused = False  # whether it may use the kernels
-
-    def __init__(self, outputs: int, inputs: int, size: int, padding: str = "valid") -> None:
-        super().__init__(outputs, inputs, size, size)
-        self.padding = size // 2 if padding == "same" else 0
-        self.dtype: torch.dtype | None = None  # what it computes in; None = its weight's
-        self.channels_last = False  # how it lays images out in memory
-
-    def linear_map(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if self.dtype is not None:
-            x, weight = x.to(self.dtype), weight.to(self.dtype)
-        if weight.ndim == 5 and len(weight) == 1:  # a stack of one needs no groups
-            weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
-        if weight.ndim == 4:
-            y = self._convolution(x.flatten(0, -4), weight, bias)
-            return y.reshape(*x.shape[:-3], *y.shape[1:])
-        # Independent runs are the groups of one grouped convolution.
-        runs, outputs = weight.shape[:2]
-        images = x.flatten(1, -4).transpose(0, 1).flatten(1, 2)
-        bias = None if bias is None else bias.flatten()
-        y = F.conv2d(images, weight.flatten(0, 1), bias, padding=self.padding, groups=runs)
-        separated = y.reshape(len(y), runs, outputs, *y.shape[-2:]).transpose(0, 1)
-        return separated.reshape(*x.shape[:-3], *separated.shape[2:])
-
-    def activated(self, x: Tensor, trace: list[LinearMap] | None = None) -> Tensor:
-        """What the next layer sees: the layer and its leaky ReLU."""
-        if not self._fuses(x):
-            return F.leaky_relu(self(x), LEAK)
-        if not self.training:
-            weight, bias = self.folded()
-            y = self.linear_map(x, weight)
-            return biased_leaky(_grouped(y), self._grouped_values(bias, y), LEAK).view(y.shape)
-        y = self.linear_map(x, self.weight())
-        unit, first = self._units(y)
-        done = normalised_leaky(_grouped(y, unit), *self._group_parameters(y), LEAK, BN_EPS, first)
-        return self._passed(y, done, trace)
-
-    def pooled(self, x: Tensor, dropout: Dropout, trace: list[LinearMap] | None = None) -> Tensor:
-        """What the next block sees: 2 x 2 max-pooling and dropout besides."""
-        rows, columns = (size + 2 * self.padding - self.V.shape[-1] + 1 for size in x.shape[-2:])
-        if not self._fuses(x) or rows % 2 or columns % 2:
-            dropped: Tensor = dropout(max_pool(self.activated(x)))
-            return dropped
-        if not self.training:
-            weight, bias = self.folded()
-            y = self.linear_map(x, weight)
-            pooled = biased_leaky_pooled(_grouped(y), self._grouped_values(bias, y), LEAK)
-            return pooled.view(*y.shape[:-2], *pooled.shape[-2:])
-        y = self.linear_map(x, self.weight())
-        mask = dropout.drawn(y[..., ::2, ::2])
-        unit, first = self._units(y)
-        parameters = self._group_parameters(y)
-        done = normalised_leaky_pooled(_grouped(y, unit), *parameters, _grouped(mask, unit), LEAK, BN_EPS, first)
-        return self._passed(y, done, trace)
-
-    def _fuses(self, x: Tensor) -> bool:
-        """Whether the kernels do it: in evaluation they have no derivative."""
-        wanted = self.fused and not self.initialising and (self.training or not torch.is_grad_enabled())
-        return wanted and can_fuse(x, self.b.shape[-1]) and self._few_groups(x)
-
-    def _few_groups(self, x: Tensor) -> bool:
-        """Whether the kernels can tell two batches apart: in one view, and if their sizes have a common factor."""
-        if not self.first_rows:
-            return True
-        unit, first = self._units(x)
-        return x.shape[:-4].numel() == 1 and largest_batch(x.shape[-4] // unit, first) <= MOST_SLICES
-
-    def _units(self, y: Tensor) -> tuple[int, int]:
-        """How many rows the kernels take for a group, and how many groups are the first of two batches, 0 if it is one.
-
-        Two batches are cut into groups of one size.
-        """
-        rows = y.shape[-4]
-        if not self.first_rows:
-            return rows, 0
-        unit = gcd(self.first_rows, self.second_rows(rows))
-        return unit, self.first_rows // unit
-
-    def _group_parameters(self, y: Tensor) -> tuple[Tensor | None, Tensor]:
-        """The scale, where there is one, and the bias, (groups, outputs)."""
-        scale = None if self.scale is None else self._grouped_values(self.scale, y)
-        return scale, self._grouped_values(self.b, y)
-
-    def _grouped_values(self, values: Tensor, y: Tensor) -> Tensor:
-        """One value an output, (*runs, outputs), for each group of rows in the pass, (groups, outputs)."""
-        runs, outputs = values.shape[:-1], values.shape[-1]
-        between = (*y.shape[len(runs) : -4], y.shape[-4] // self._units(y)[0])
-        return values.reshape(*runs, *(1,) * len(between), outputs).expand(*runs, *between, -1).reshape(-1, outputs)
-
-    def _passed(self, y: Tensor, done: Fused, trace: list[LinearMap] | None) -> Tensor:
-        """The layer's output, after its running statistics have moved and its derivative is in the trace."""
-        for name, statistic in zip(("running_mean", "running_var"), done.channels, strict=False):
-            self.track(getattr(self, name), statistic.view(*y.shape[:-4], -1, y.shape[-3], 1, 1))
-        output = done.output.view(*y.shape[:-2], *done.output.shape[-2:])
-        if trace is not None and not self.first_rows:
-            trace.append(self._linear(y.shape, output.shape, done.linear))
-        return output
-
-    def _linear(self, y: torch.Size, output: torch.Size, rest: LinearMap) -> LinearMap:
-        """The convolution and the rest of the layer, whose images have the given shapes, as a linear map."""
-        weight = self.weight()
-        return LinearMap(
-            push=lambda t: rest.push(_grouped(self.linear_map(t, weight))).view(output),
-            pull=lambda u: self.transposed_map(rest.pull(_grouped(u)).view(y), weight),
-        )
-
-    def transposed_map(self, y: Tensor, weight: Tensor) -> Tensor:
-        """The transpose of `linear_map`, for one run: each pixel of x gets what comes back from all that it went to."""
-        weight = (weight.flatten(0, 1) if weight.ndim == 5 else weight).to(y.dtype)
-        x = self._transposed_convolution(y.flatten(0, -4), weight)
-        return x.reshape(*y.shape[:-3], *x.shape[1:])
-
-    def _convolution(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not self.channels_last:
-            return F.conv2d(images, weight, bias, padding=self.padding)
-        if images.shape[1] >= EIGHT:
-            return F.conv2d(*_channels_last(images, weight), bias, padding=self.padding)
-        patches = to_patches(images, weight.shape[-1], self.padding)
-        return F.conv2d(*_channels_last(patches, as_1x1(weight)), bias)
-
-    def _transposed_convolution(self, images: Tensor, weight: Tensor) -> Tensor:
-        if not self.channels_last:
-            return F.conv_transpose2d(images, weight, padding=self.padding)
-        if weight.shape[1] >= EIGHT:
-            return F.conv_transpose2d(*_channels_last(images, weight), padding=self.padding)
-        patches = F.conv_transpose2d(*_channels_last(images, as_1x1(weight)))
-        return from_patches(patches, weight.shape[1], weight.shape[2], self.padding)
-
-
-def _channels_last(images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    last = torch.channels_last
-    return images.contiguous(memory_format=last), weight.contiguous(memory_format=last)
-
-
 class Dense(DenseMap, WeightNorm):
     """A weight-normed dense layer with mean-only batch normalisation.
 
     >>> Dense(3, 2)(torch.randn(5, 2)).shape
     torch.Size([5, 3])
-    """
-
-
-class Conv(ConvMap, WeightNorm):
-    """A weight-normed convolution with mean-only batch normalisation.
-
-    >>> Conv(4, 3, 3, padding="same")(torch.randn(5, 3, 8, 8)).shape
-    torch.Size([5, 4, 8, 8])
     """
 
 
@@ -408,28 +244,9 @@ class BatchNormDense(DenseMap, BatchNorm):
     """
 
 
-class BatchNormConv(ConvMap, BatchNorm):
-    """A convolution with full batch normalisation.
-
-    >>> BatchNormConv(4, 3, 3)(torch.randn(5, 3, 8, 8)).shape
-    torch.Size([5, 4, 6, 6])
-    """
-
-
 class AffineDense(DenseMap, Affine):
     """A dense layer with a bias and no normalisation.
 
     >>> AffineDense(3, 2)(torch.randn(5, 2)).shape
     torch.Size([5, 3])
     """
-
-
-def _grouped(y: Tensor, rows: int | None = None) -> Tensor:
-    """Images as (groups, rows, channels, height, width): so many rows to a group, or all that are together."""
-    return y.reshape(-1, y.shape[-4] if rows is None else rows, *y.shape[-3:])
-
-
-def max_pool(x: Tensor) -> Tensor:
-    """2 x 2 max-pooling of images with any leading axes."""
-    pooled = F.max_pool2d(x.flatten(0, -4), 2)
-    return pooled.reshape(*x.shape[:-2], *pooled.shape[-2:])

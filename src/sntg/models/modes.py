@@ -9,7 +9,8 @@ from itertools import groupby, islice
 import torch
 from torch import nn
 
-from sntg.models.layers import ConvMap, Layer
+from sntg.models.convolutions import ConvMap
+from sntg.models.layers import Layer
 from sntg.models.noise import Perturbation
 
 BATCHES_AT_ONCE = 25  # batches in one pass of an estimate: enough to keep a GPU busy

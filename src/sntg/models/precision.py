@@ -5,7 +5,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from sntg.models.layers import ConvMap
+from sntg.models.convolutions import ConvMap
 
 # name -> the type convolutions compute in, None = their weights'; tf32 is float32 in memory and less in a product.
 PRECISIONS: dict[str, torch.dtype | None] = {

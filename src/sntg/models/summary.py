@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from sntg.models.classifier import Classifier
-from sntg.models.layers import ConvMap, Layer
+from sntg.models.convolutions import ConvMap
+from sntg.models.layers import Layer
 from sntg.models.noise import Dropout, GaussianNoise
 
 
