@@ -113,8 +113,8 @@ def _record(compute: Run, side: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
 
 def _compile(step: Step) -> Step:
     # By default the compiler times several ways to add up numbers and keeps the fastest of that day: a resumed run
-    # would add up in another order, and end in other bits.
-    options: dict[str, Any] = {"deterministic": True}
+    # would add up in another order, and end in other bits. What adds up nothing it would time too, for seconds.
+    options: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False}
     return replace(
         step,
         forward=torch.compile(step.forward, fullgraph=True, dynamic=False, options=options),
