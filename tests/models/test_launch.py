@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from sntg.models import compiling_ahead, fused, grid, launch
 from sntg.models.launch import MOST_SLICES, Launch
@@ -67,11 +68,18 @@ def test_where_the_tensors_hold_nothing_it_is_compiled_for_their_dtypes(a_gpu):
     assert done == [("compiled", (torch.float32, None, torch.float16, 0.1), {"M": 3, "FULL": True})]
 
 
-def test_without_a_gpu_there_is_nothing_to_compile_for(a_gpu, monkeypatch):
-    assert run(Kernel(), torch.zeros(2, device="meta")) == []
+def test_without_a_gpu_there_is_nothing_to_compile_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run(Kernel(), torch.zeros(2, device="meta")) == []
     with FakeTensorMode():
         assert run(Kernel(), torch.zeros(2)) == []
+
+
+def test_for_sizes_that_are_left_open_nothing_is_compiled(a_gpu):
+    kernel = Kernel()
+    with FakeTensorMode():
+        Launch((1, 1, 1), {"M": ShapeEnv().create_unbacked_symint()}, 0).run(kernel, torch.zeros(2))
+    assert kernel.done == []
 
 
 def test_without_triton_nothing_is_compiled_ahead(monkeypatch):

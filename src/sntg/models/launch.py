@@ -70,18 +70,22 @@ class Launch(NamedTuple):
         self.run(kernel, partial, *more, slices=partial.shape[2], first=self.first, MOST=MOST_SLICES, **constants)
 
     def run(self, kernel: Any, partial: Tensor, *more: Any, **constants: Any) -> None:
-        """Launches a kernel, or has it compiled where the tensors hold nothing."""
+        """Launches a kernel; where the tensors hold nothing it is compiled only."""
         handed, constants = (partial, *more), self.sizes | constants
-        fake = isinstance(partial, FakeTensor)
-        if partial.is_meta or (fake and not torch.cuda.is_available()):
+        if isinstance(partial, FakeTensor) or partial.is_meta:
+            self.compile(kernel, handed, constants)
             return
         # Triton launches on the current device, PyTorch's own operators on their tensors'.
         with torch.cuda.device_of(partial):  # type: ignore[no-untyped-call]
-            if fake:
-                dtypes = (value.dtype if isinstance(value, Tensor) else value for value in handed)
+            kernel[self.grid](*handed, **constants)
+
+    def compile(self, kernel: Any, handed: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        """Compiles a kernel where there is a GPU to do it for, and no size is left open."""
+        values = (*handed, *constants.values())
+        if torch.cuda.is_available() and not any(isinstance(value, torch.SymInt) for value in values):
+            dtypes = (value.dtype if isinstance(value, Tensor) else value for value in handed)
+            with torch.cuda.device_of(handed[0]):  # type: ignore[no-untyped-call]
                 kernel.warmup(*dtypes, grid=self.grid, **constants)
-            else:
-                kernel[self.grid](*handed, **constants)
 
 
 @contextmanager
