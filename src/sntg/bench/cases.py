@@ -18,8 +18,9 @@ from sntg.training.config import LARGEST
 from sntg.training.engines import ENGINES, best_engine, best_precision
 
 SNTG = "+sntg"
-BASES = ("pi", "tempens", "mt", "vat+ent")  # what the graph term's overhead is measured on
-METHODS = tuple(name for base in BASES for name in (base, base + SNTG))
+SUPERVISED = "supervised"
+BASES = ("pi", "tempens", "mt", "vat", "vat+ent")  # what the graph term's overhead is measured on
+METHODS = (SUPERVISED, *(name for base in BASES for name in (base, base + SNTG)))
 EVERY_WAY = "pi+sntg"  # the method that is measured with every engine and precision
 IMAGES = "cifar10"
 LABELS = {IMAGES: 4000, "two-moons": 12, "digits": 20}
@@ -62,10 +63,11 @@ def _gpu_plan(engine: str, precision: Mapping[str, str]) -> list[Group]:
     """`engine` and each method's `precision` are what `auto` means. Its case of a method comes first: it finds the
     compiler's cache empty, as a first run would."""
     pairs = [[Case(IMAGES, m, engine, precision[m]) for m in (base + SNTG, base)] for base in BASES]
+    alone = Case(IMAGES, SUPERVISED, engine, precision[SUPERVISED])
     first = [precision[EVERY_WAY], *(p for p in PRECISIONS if p != precision[EVERY_WAY])]
     every_way = [Case(IMAGES, EVERY_WAY, e, p) for p in first for e in reversed(ENGINES)]
     eager = [Case(IMAGES, m, "eager", precision[m]) for m in METHODS if m != EVERY_WAY]
-    return [pairs[0], *([c] for c in every_way if c not in pairs[0]), *pairs[1:], *([c] for c in eager)]
+    return [pairs[0], *([c] for c in every_way if c not in pairs[0]), *pairs[1:], [alone], *([c] for c in eager)]
 
 
 def chosen(kind: str, text: str, valid: Iterable[str]) -> tuple[str, ...]:
