@@ -5,6 +5,8 @@ takes trial steps as it does.
 """
 
 import json
+import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -13,9 +15,10 @@ from engine_runs import SMALL, make_config, make_stack, new_state, same_state
 
 from sntg.errors import UsageError
 from sntg.methods import METHODS, all_names
+from sntg.models.convolutions import ConvMap
 from sntg.training import engines, resolve, run, train
 from sntg.training.config import Config
-from sntg.training.engines import ENGINES, Step, best_engine, best_precision, start_engine
+from sntg.training.engines import ENGINES, Step, beside_others, best_engine, best_precision, start_engine
 from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
 
@@ -141,6 +144,40 @@ def test_ctrl_c_is_no_reason_to_try_another_engine(put_engine):
         start_engine("compiled", Counter().step, undo=lambda: None)
 
 
+def test_what_an_engine_that_failed_has_allocated_is_free_when_the_next_one_begins(put_engine):
+    class Memory: ...
+
+    held = []
+
+    def graph(step):
+        memory = Memory()
+        held.append(weakref.ref(memory))
+        raise RuntimeError("too much for one recording")
+
+    def compiled(step):
+        held.append(held[0]())
+        return step
+
+    put_engine("graph", graph)
+    put_engine("compiled", compiled)
+    with pytest.warns(UserWarning, match="too much for one recording"):
+        start_engine("graph", Counter().step, undo=lambda: None)
+    assert held[1] is None
+
+
+def test_a_lack_of_memory_leads_to_a_slower_engine_only_where_no_other_run_can_end_it(put_engine):
+    put_engine("graph", engine_that(fails=torch.OutOfMemoryError("3 GiB are free")))
+    put_engine("compiled", engine_that(takes=1))
+    with pytest.warns(UserWarning, match="so compiled runs instead: 3 GiB are free"):
+        start_engine("graph", Counter().step, undo=lambda: None)
+    token = beside_others.set(True)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            start_engine("graph", Counter().step, undo=lambda: None)
+    finally:
+        beside_others.reset(token)
+
+
 def test_what_torch_cannot_compile_runs_eagerly_and_the_reason_is_torchs():
     """The step asks the host, which the compiler refuses to leave out."""
     weight = torch.nn.Parameter(torch.ones(1))
@@ -233,6 +270,17 @@ def test_a_run_whose_engine_failed_after_some_steps_is_the_eager_run(method, put
     assert fallen.config.engine == "eager"
     assert fallen.history == fresh.history
     assert same_state(fallen.model.state_dict(), fresh.model.state_dict())
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_a_run_that_became_eager_has_no_kernels_of_ours(works, put_engine):
+    """They may be what did not work, and a resumed run, which is eager from its start, has none."""
+    put_engine("compiled", engine_that(takes=1, fails=None if works else RuntimeError("no compiler here")))
+    config = resolve("digits", 20, "mt", engine="compiled", batch=20)
+    with nullcontext() if works else pytest.warns(UserWarning, match="no compiler here"):
+        stack = Stack([config])
+    for net in (stack.model, stack.objective.base.average):
+        assert {m.fused for m in net.modules() if isinstance(m, ConvMap)} == {works}
 
 
 def test_a_run_whose_engine_failed_between_gradients_and_update_is_the_eager_run(put_engine):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sntg.errors import DivergenceError
+from sntg.training.engines import beside_others
 from sntg.training.lanes import Lane, take_turns
 from sntg.training.stopping import Stopped
 
@@ -269,6 +270,20 @@ def test_one_that_finds_no_memory_beside_the_others_begins_again_when_a_lane_is_
     with pytest.warns(UserWarning, match="too small for 2 runs at once"):
         assert take_turns(jobs, lanes(2)) == [["a"], ["b"]]
     assert told == ["a0", "b0", "a1", "b out", "a2", "a done", "a out", "b0", "b done", "b out"]
+
+
+def test_a_run_knows_whether_there_are_others():
+    seen = {"a": [], "b": []}
+
+    def looks(name, steps):
+        for _ in range(steps):
+            seen[name].append(beside_others.get())
+            yield
+        return [name]
+
+    take_turns([lambda: looks("a", 3), lambda: looks("b", 1)], lanes(2))
+    assert seen == {"a": [False, True, False], "b": [True]}  # b ends after its step
+    assert not beside_others.get()
 
 
 def test_one_that_finds_no_memory_alone_says_so():

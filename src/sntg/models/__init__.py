@@ -7,7 +7,6 @@ from sntg.models.classifier import Classifier, Output, stack, unstack
 from sntg.models.conv13 import Conv13
 from sntg.models.convnet import NORMALISATIONS, ConvNet
 from sntg.models.flat import flatten, split_like
-from sntg.models.launch import compiling_ahead
 from sntg.models.layers import BN_MOMENTUM, Layer
 from sntg.models.linearised import Linearised, differentiated
 from sntg.models.mlp import MLP
@@ -24,7 +23,7 @@ from sntg.models.precision import LOSS_SCALE, PRECISIONS, use_precision
 from sntg.models.small import SmallNet
 
 __all__ = ["BATCHES_AT_ONCE", "BN_MOMENTUM", "LOSS_SCALE", "MLP", "MODELS", "NORMALISATIONS", "PRECISIONS"]
-__all__ += ["Classifier", "Conv13", "ConvNet", "Layer", "Linearised", "Output", "SmallNet", "build", "compiling_ahead"]
+__all__ += ["Classifier", "Conv13", "ConvNet", "Layer", "Linearised", "Output", "SmallNet", "build"]
 __all__ += ["differentiated", "estimate_statistics", "flatten", "frozen_statistics", "initialising", "shared_noise"]
 __all__ += ["split_like", "stack", "two_batches", "unstack", "use_precision", "without_kernels"]
 

@@ -21,7 +21,6 @@ from __future__ import annotations  # `tl` is named in signatures, and may be mi
 
 try:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    from triton import AsyncCompileMode as AsyncCompileMode
     from triton import jit as jit
 except ImportError:
     AVAILABLE = False

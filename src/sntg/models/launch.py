@@ -1,20 +1,19 @@
 """How the kernels of `kernels.py` are launched: by how many programs for an image tensor, and compiled when.
 
-Triton compiles a kernel when it is first launched, half a second each, one after the other. But PyTorch's compiler asks
-for the results' shapes long before, with tensors that hold nothing. Nothing is launched then; instead the kernel begins
-to be compiled, inside `compiling_ahead` on another thread.
+Triton compiles a kernel when it is first launched, half a second each. But PyTorch's compiler asks for the results'
+shapes long before, with tensors that hold nothing. Nothing is launched then; instead a thread begins to compile the
+kernel, while the compiler goes on.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
+from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-
-from sntg.models import grid
 
 NARROWEST = 32  # channels in a block; C must be a multiple
 
@@ -40,7 +39,9 @@ class Launch(NamedTuple):
 
         Enough slices to fill the GPU, but none of few rows. A full normalisation holds twice what a mean-only one does.
         """
-        groups, rows, C = x.shape[0], x.shape[1:4].numel(), x.shape[4]
+        groups, rows, C = x.shape[0], prod(x.shape[1:4]), x.shape[4]
+        if any(isinstance(size, torch.SymInt) for size in x.shape):  # a compiler leaves it open: nothing is to be known
+            return cls((1, 1, 1), {"M": rows, "C": C}, first)
         columns = 2 * NARROWEST if C % (2 * NARROWEST) == 0 else NARROWEST
         across = C // columns
         most = MOST_SLICES // largest_batch(groups, first)
@@ -73,32 +74,25 @@ class Launch(NamedTuple):
         """Launches a kernel; where the tensors hold nothing it is compiled only."""
         handed, constants = (partial, *more), self.sizes | constants
         if isinstance(partial, FakeTensor) or partial.is_meta:
-            self.compile(kernel, handed, constants)
+            if torch.cuda.is_available() and not isinstance(constants["M"], torch.SymInt):
+                dtypes = [value.dtype if isinstance(value, Tensor) else value for value in handed]
+                compiling().submit(compile_for, partial.device, kernel, dtypes, self.grid, constants)
             return
         # Triton launches on the current device, PyTorch's own operators on their tensors'.
         with torch.cuda.device_of(partial):  # type: ignore[no-untyped-call]
             kernel[self.grid](*handed, **constants)
 
-    def compile(self, kernel: Any, handed: tuple[Any, ...], constants: dict[str, Any]) -> None:
-        """Compiles a kernel where there is a GPU to do it for, and no size is left open."""
-        values = (*handed, *constants.values())
-        if torch.cuda.is_available() and not any(isinstance(value, torch.SymInt) for value in values):
-            dtypes = (value.dtype if isinstance(value, Tensor) else value for value in handed)
-            with torch.cuda.device_of(handed[0]):  # type: ignore[no-untyped-call]
-                kernel.warmup(*dtypes, grid=self.grid, **constants)
+
+@cache
+def compiling() -> ThreadPoolExecutor:
+    """Where kernels are compiled beside all else. One thread is enough: PyTorch's compiler takes longer."""
+    return ThreadPoolExecutor(1, thread_name_prefix="kernels")
 
 
-@contextmanager
-def compiling_ahead() -> Iterator[None]:
-    """Inside, kernels are compiled beside whatever else goes on, and a launch waits for its own.
-
-    At the end all are compiled. What cannot be is not told here, but where it is launched.
-    """
-    if grid.AVAILABLE:
-        with ThreadPoolExecutor() as threads, grid.AsyncCompileMode(threads, ignore_errors=True):
-            yield
-    else:
-        yield
+def compile_for(device: torch.device, kernel: Any, handed: list[Any], grid: tuple[int, ...], constants: Any) -> None:
+    """Compiles a kernel for tensors of the dtypes handed. Where it cannot be, that is told when it is launched."""
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        kernel.warmup(*handed, grid=grid, **constants)
 
 
 def largest_batch(groups: int, first: int) -> int:

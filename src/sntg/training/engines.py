@@ -11,6 +11,7 @@ weights, the place in the data) is a tensor on the device. So whoever executes t
 import re
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +19,14 @@ import torch
 from torch import Tensor
 
 from sntg.methods import METHODS, parse
-from sntg.models import compiling_ahead
 
 Run = Callable[[], None]
 WARM_UP = 3  # steps before the recording: they compile, choose algorithms and allocate, which a recording must not
 MOST_STACKS = 256  # of one process; their steps have the same code, so each counts as a recompilation of the first
+
+
+# Whether other runs train on the device: then a lack of memory is no reason to be slow, but to wait for one to end.
+beside_others: ContextVar[bool] = ContextVar("beside_others", default=False)
 
 
 class SlowerEngine(UserWarning):
@@ -63,8 +67,7 @@ def eager(step: Step) -> Run:
 
 def compiled(step: Step) -> Run:
     step = _compile(step)
-    with compiling_ahead():
-        step()  # what cannot be compiled fails here, not in the midst of a run
+    step()  # what cannot be compiled fails here, not in the midst of a run
     return step
 
 
@@ -73,10 +76,12 @@ def graph(step: Step) -> Run:
     here = torch.cuda.current_stream()
     side = _own_stream()
     side.wait_stream(here)
-    with torch.cuda.stream(side), compiling_ahead():
-        for _ in range(WARM_UP):
-            step()
-    here.wait_stream(side)
+    try:
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                step()
+    finally:  # whatever comes next begins with what these steps have left
+        here.wait_stream(side)
     step.prepare()
     recording = _record(step.compute, side)
 
@@ -102,12 +107,19 @@ def _record(compute: Run, side: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     before = generator.clone_state()
     recording = torch.cuda.CUDAGraph()
+    # Others' threads may go on meanwhile, such as one that copies the next batch over.
+    capture = torch.cuda.graph(recording, stream=side, capture_error_mode="thread_local")
+    failed: Exception | None = None
     try:
-        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(recording, stream=side):
-            compute()
+        with torch.cuda.stream(torch.cuda.current_stream()), capture:
+            try:
+                compute()
+            except Exception as e:
+                failed = e
+                raise
     except Exception as e:
         generator.graphsafe_set_state(before)  # the old one would wait for the recording's end
-        raise (e.__context__ or e) from None  # what went wrong, not that the end then went wrong too
+        raise (failed or e) from None  # what went wrong, not that the end then went wrong too
     return recording
 
 
@@ -148,7 +160,7 @@ def best_precision(device: torch.device, method: str) -> str:
 def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, Run]:
     """The engine called `name`, ready to run, or the next slower one that works, with a warning that says why.
 
-    Getting ready takes steps; `undo` puts the training back to where it was.
+    Getting ready takes steps; `undo` puts the training back to where it was. Lack of memory is raised `beside_others`.
 
     >>> loss = torch.ones(1, requires_grad=True).sum()
     >>> step = Step(lambda: None, lambda: (loss, None), lambda: None, lambda notes: None)
@@ -160,14 +172,17 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # they are used where the precision says so
             run = ENGINES[name](step)
     except Exception as e:
-        if name not in SLOWER:
+        if name not in SLOWER or (isinstance(e, torch.OutOfMemoryError) and beside_others.get()):
             raise
-        message = f"the {name} engine does not work here, so {SLOWER[name]} runs instead: {_reason(e)}"
-        warnings.warn(message, SlowerEngine, stacklevel=2)
+        reason = _reason(e)
+    else:
         undo()
-        return start_engine(SLOWER[name], step, undo)
+        return name, run
+    # Out here, where the exception no longer holds on to what the engine has allocated.
+    message = f"the {name} engine does not work here, so {SLOWER[name]} runs instead: {reason}"
+    warnings.warn(message, SlowerEngine, stacklevel=2)
     undo()
-    return name, run
+    return start_engine(SLOWER[name], step, undo)
 
 
 def _reason(e: Exception) -> str:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from sntg.errors import DivergenceError
+from sntg.training.engines import beside_others
 from sntg.training.loop import Trained
 from sntg.training.run import Steps, advance
 from sntg.training.stopping import Stopped
@@ -113,6 +114,7 @@ def take_turns(
                         continue
                     training[lane] = waiting[0], jobs[waiting.popleft()]()
                 number, steps = training[lane]
+                beside_others.set(len(training) > 1)
                 try:
                     with lane.turn():
                         trained = advance(steps)
@@ -133,6 +135,7 @@ def take_turns(
                 lane.clear()
             after_round()
     finally:
+        beside_others.set(False)
         for lane, (_, steps) in training.items():
             with lane.turn():
                 steps.close()

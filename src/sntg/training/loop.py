@@ -180,6 +180,9 @@ class Stack:
         self.timetable.load(0)
         step = Step(self.batches.refill, self._forward, self.optimiser.gather, self._update)
         name, self._run = start_engine(self.shared.engine, step, undo=lambda: self.load_state(before, self.histories))
+        if name == "eager":  # perhaps instead of another: then the kernels may be what failed
+            for net in (self.model, self.objective.base.average):
+                use_precision(net, self.shared.precision)
         return name
 
     def _end_epoch(self) -> list[Record]:

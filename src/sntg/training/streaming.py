@@ -36,6 +36,9 @@ class Streamed:
         self.slots = [Slot(x, n, device), Slot(x, n, device)]
         self.ready = torch.empty_like(self.slots[0].device)
         self.beside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if self.beside is not None:
+            for slot in self.slots:
+                slot.device.record_stream(self.beside)  # whoever gets the memory next waits for a copy under way
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self.coming: tuple[Tensor, Future[Slot]] | None = None
 
