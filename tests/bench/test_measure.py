@@ -1,8 +1,11 @@
 """Rows: their figures belong together, and to the engine that ran. Seconds themselves are never judged."""
 
+import os
 import sys
 import weakref
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -109,9 +112,32 @@ def test_where_a_start_fails_there_is_no_figure(small, stand_in, monkeypatch):
     assert row.ms_per_step > 0
 
 
+def test_a_start_finds_nothing_that_another_method_has_compiled(small, stand_in, monkeypatch):
+    caches = []
+
+    def start_anew(case, device):
+        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+            folder = Path(os.environ[name])
+            caches.append(folder)
+            assert not folder.exists()
+            folder.mkdir(parents=True)
+        return 30.0
+
+    monkeypatch.setattr(measure, "start_anew", start_anew)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    with closing(Bench("cpu", steps=1)) as bench:
+        bench.measure([COMPILED, replace(COMPILED, method="pi")])
+    assert len(set(caches)) == 4
+    assert not any(cache.exists() for cache in caches)
+    assert os.environ["TRITON_CACHE_DIR"] == "mine"
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
 def test_a_start_in_a_new_process():
     assert start_anew(replace(EAGER, method="pi"), "cpu") > 0
-    assert start_anew(replace(EAGER, method="pie"), "cpu") is None
+    with pytest.warns(UserWarning, match="pie on two-moons.* does not start in a process of its own: .*pie"):
+        assert start_anew(replace(EAGER, method="pie"), "cpu") is None
 
 
 def test_a_row_shows_the_engine_that_ran(small, monkeypatch):

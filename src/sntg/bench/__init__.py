@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from rich.console import Console
 
 from sntg.bench.cases import METHODS, Group, chosen, narrowed, plan
-from sntg.bench.measure import Bench, Row, compiler_cache, overheads
+from sntg.bench.measure import Bench, Row, overheads
 from sntg.bench.plot import draw_bench
 from sntg.bench.provenance import hardware, made_by
 from sntg.bench.report import Results, new_path, print_results
@@ -82,7 +83,7 @@ def run_bench(choice: Choice, out: Path | None = None) -> None:
 
 def _measure_with_bar(groups: list[Group], bench: Bench, results: Results, path: Path) -> None:
     console = Console(stderr=True)
-    with compiler_cache(groups), progress_bar(console) as bar:
+    with closing(bench), progress_bar(console) as bar:
         bar.speed_estimate_period = 3600.0  # a case may take a minute: the time left is judged by all of them
         task = bar.add_task("", total=sum(len(group) for group in groups))
         for group in groups:

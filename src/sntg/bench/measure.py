@@ -1,9 +1,11 @@
 """Measures cases: builds their runs, lets them take turns, and makes a row of each."""
 
 import gc
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import astuple, dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
@@ -77,7 +79,12 @@ class Bench:
         self.rates: dict[str, float] = {}
         self._inputs: dict[str, Inputs] = {}
         self._operations: dict[tuple[str, str], int] = {}
-        self._compiled: set[tuple[str, str, str]] = set()  # what the compiler's cache has: a step's shape
+        # What is compiled, in a folder for each shape of a step: what another left would make a start look short.
+        self._caches = TemporaryDirectory(prefix="sntg-bench-", ignore_cleanup_errors=True)
+
+    def close(self) -> None:
+        """Removes what was compiled."""
+        self._caches.cleanup()
 
     def measure(self, group: Group) -> list[Row]:
         """A row for each case. They are alive together, and take turns. What fails is told in its row."""
@@ -105,23 +112,24 @@ class Bench:
         A recorded graph's memory counts as free once it is recorded, so the peak is that of building it and stepping.
         """
         config, inputs = config_of(case, self.name), self._data(case)
-        starts = self._starts(case)
         stacks: list[Stack] = []
         on_cuda = self.device.type == "cuda"
         before = torch.cuda.memory_allocated(self.device) if on_cuda else 0
         if on_cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
-        took = seconds(lambda: stacks.append(begin(config, inputs)), self.device)
+        cache = Path(self._caches.name, *astuple(replace(case, engine="")))
+        with compiler_cache(cache) if case.engine != "eager" else nullcontext():
+            starts = self._starts(case, cache)
+            took = seconds(lambda: stacks.append(begin(config, inputs)), self.device)
         seconds(stacks[0].advance, self.device, UNMEASURED)
         peak = (torch.cuda.max_memory_allocated(self.device) - before) / GIB if on_cuda else None
         return Built(case, stacks[0], starts, took, peak)
 
-    def _starts(self, case: Case) -> list[float | None]:
+    def _starts(self, case: Case, cache: Path) -> list[float | None]:
         """Starts a case in new processes. The first fills the compiler's cache, for the second and for this process."""
-        shape = (case.dataset, case.method, case.precision)
-        if case.engine == "eager" or shape in self._compiled:
+        if case.engine == "eager" or cache.exists():
             return []
-        self._compiled.add(shape)
+        cache.mkdir(parents=True)
         return [start_anew(case, self.name) for _ in range(2 if self._empty(case).auto else 1)]
 
     def _row(self, built: Built, rounds: list[float], length: int, operations: int) -> Row:
@@ -202,16 +210,15 @@ def overheads(rows: Sequence[Row]) -> list[dict[str, object]]:
 
 
 @contextmanager
-def _empty_cache() -> Iterator[None]:
-    from torch._inductor.utils import fresh_cache  # takes seconds to import, and eager cases do without
-
-    with (
-        TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        fresh_cache(dir=folder),
-    ):  # it leaves its own on Ctrl-C
+def compiler_cache(folder: Path) -> Iterator[None]:
+    """Inside, PyTorch's compiler and Triton keep what they compile in the folder, and find nothing else."""
+    variables = {"TORCHINDUCTOR_CACHE_DIR": folder / "inductor", "TRITON_CACHE_DIR": folder / "triton"}
+    before = {name: os.environ.pop(name, None) for name in variables}
+    os.environ.update({name: str(path) for name, path in variables.items()})
+    try:
         yield
-
-
-def compiler_cache(groups: Sequence[Group]) -> AbstractContextManager[None]:
-    """Inside, the compiler begins with an empty cache: what earlier runs left would make warm-ups look short."""
-    return _empty_cache() if any(case.engine != "eager" for group in groups for case in group) else nullcontext()
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value

@@ -6,6 +6,7 @@ A process that has compiled something starts faster ever after, so starts are ti
 import json
 import subprocess
 import sys
+import warnings
 from dataclasses import asdict
 
 import torch
@@ -30,10 +31,14 @@ def begin(config: Config, inputs: Inputs) -> Stack:
 
 
 def start_anew(case: Case, device: str) -> float | None:
-    """The seconds that the start of a case takes in a new process; None where it fails there."""
+    """The seconds that the start of a case takes in a new process; None where it fails there, with a warning."""
     command = [sys.executable, "-m", "sntg.bench.starting", json.dumps(asdict(case)), device]
     done = subprocess.run(command, capture_output=True, text=True)
-    return float(done.stdout.split()[-1]) if done.returncode == 0 else None
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        warnings.warn(f"{case} does not start in a process of its own: {reason}", stacklevel=2)
+        return None
+    return float(done.stdout.split()[-1])
 
 
 def main() -> None:
