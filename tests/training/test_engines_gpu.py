@@ -470,7 +470,8 @@ def test_points_streamed_from_the_host_train_to_the_same_bits(method, engine):
 @pytest.fixture
 def series(monkeypatch):
     """Seeds of the small net on images made up here; figures, which take longest, are left out."""
-    monkeypatch.setattr("sntg.training.loop.load_inputs", lambda config: make_inputs())
+    for user in ("loop", "series"):
+        monkeypatch.setattr(f"sntg.training.{user}.load_inputs", lambda config, whitened=None: make_inputs())
 
     def draw(trained, folder):
         folder.mkdir(exist_ok=True)

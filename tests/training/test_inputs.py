@@ -133,6 +133,16 @@ def test_images_are_whitened_as_the_settings_say(folder, dataset, whitening):
     assert inputs.data.content_hash == pixels.content_hash
 
 
+def test_runs_share_what_is_the_same_again_and_nothing_else(folder):
+    whitened = {}
+    settings = [{"seed": 0}, {"seed": 1}, {"seed": 1, "whitening": "none"}]
+    first, second, third = (load_inputs(config_of("cifar10", folder, **s), whitened) for s in settings)
+    assert first.data is second.data
+    assert not torch.equal(first.labels, second.labels)
+    assert torch.equal(third.data.train_x, load_inputs(config_of("cifar10", folder, **settings[2])).data.train_x)
+    assert load_inputs(moons(seed=0), whitened).data is not load_inputs(moons(seed=1), whitened).data
+
+
 def test_the_norm_is_each_images_own(folder):
     x = load_inputs(config_of("cifar10", folder)).data.train_x.double().numpy()
     np.testing.assert_allclose(x.mean((1, 2, 3)), 0, atol=1e-6)

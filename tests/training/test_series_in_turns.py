@@ -83,6 +83,7 @@ def test_seeds_in_turns_end_in_the_bytes_of_each_alone(tmp_path, in_turns, alone
     before = torch.get_rng_state()
     seeds = (5, 2, 7, 0)
     trained = run_series([digits(seed) for seed in seeds], tmp_path, records.append, follow(told))
+    assert len({id(run.data) for run in trained}) == 1  # ten seeds of 50,000 images need the memory of one
     assert torch.equal(torch.get_rng_state(), before)
     assert [t.config.seed for t in trained] == list(seeds)
     rounds = [(seed, step) for step in range(1, STEPS + 1) for seed in seeds[:3]]

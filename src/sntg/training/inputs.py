@@ -23,8 +23,13 @@ class Inputs:
     split: Split
 
 
-def load_inputs(config: Config) -> Inputs:
+Whitened = dict[tuple[str, str], Dataset]  # by what they were, the content's hash, and by the kind of whitening
+
+
+def load_inputs(config: Config, whitened: Whitened | None = None) -> Inputs:
     """Reads or draws a run's data, checks that they are those it was started with, whitens and splits them.
+
+    whitened: what runs before this one have whitened; if it is the same again, they share it.
 
     >>> from sntg.training import resolve
     >>> inputs = load_inputs(resolve("two-moons", 12, "pi"))
@@ -38,7 +43,10 @@ def load_inputs(config: Config) -> Inputs:
             f"{data.content_hash[:12]}..., not {config.data_hash[:12]}..."
         )
     split = _split(config, data)
-    data = whiten(data, config.whitening, config.device)
+    same = data.content_hash, config.whitening
+    data = (whitened or {}).get(same) or whiten(data, config.whitening, config.device)
+    if whitened is not None and data.content_hash:
+        whitened[same] = data
     if not len(split.validation):
         return Inputs(data, split.labels, split)
     stays = torch.ones(len(data.train_y), dtype=torch.bool)

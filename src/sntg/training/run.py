@@ -16,6 +16,7 @@ from sntg.figures import Decisions, Embedding, draw_curves, draw_decisions, draw
 from sntg.training.checkpoints import drop_after, read_latest, remove_checkpoints, write_checkpoint
 from sntg.training.config import Config
 from sntg.training.evaluation import predict
+from sntg.training.inputs import Inputs
 from sntg.training.loop import Record, Stack, Trained
 from sntg.training.randomness import own_randomness
 from sntg.training.run_folder import CONFIG, SPLIT, RunFolder, check_free, read_config
@@ -28,6 +29,7 @@ OnEpoch = Callable[[Record], None]
 OnEpochs = Callable[[list[Record]], None]  # of every run of a stack
 OnStep = Callable[[Stack], None]
 Stops = Callable[[], AbstractContextManager[Callable[[], None]]]  # `stop_requests`, or someone's who has called it
+Load = Callable[[Config], Inputs]  # `load_inputs`, or someone's who knows what others have loaded
 Steps = Generator[None, None, list[Trained]]  # the training of a stack: it rests after every step, and returns its runs
 
 
@@ -59,12 +61,13 @@ def begin(
     on_epoch: OnEpochs,
     on_step: OnStep,
     stops: Stops = stop_requests,
+    load: Load | None = None,
 ) -> Steps:
     """Trains a stack of runs, each into a folder of its own, with the stack's checkpoints in `home`."""
     with own_randomness(configs[0]):
         if configs[0].tensorboard:
             check_tensorboard()
-        runs = Stack(configs)  # what cannot be trained leaves no folder behind
+        runs = Stack(configs, load and [load(c) for c in configs])  # what cannot be trained leaves no folder behind
         with ExitStack() as locks:
             for folder, config, inputs in zip(folders, runs.configs, runs.inputs, strict=True):
                 locks.enter_context(folder.locked())
@@ -101,11 +104,12 @@ def go_on(
     on_step: OnStep,
     on_damage: Callable[[str], None],
     stops: Stops = stop_requests,
+    load: Load | None = None,
 ) -> Steps:
     """Goes on with a stack of runs from its last whole checkpoint."""
     with own_randomness(configs[0]):
         checkpoint = read_latest(home, on_damage)
-        runs = Stack(configs)
+        runs = Stack(configs, load and [load(c) for c in configs])
         drop_after(home, checkpoint.step if checkpoint else 0)
         if checkpoint:
             for config, settings in zip(configs, checkpoint.facts["settings"], strict=True):

@@ -20,10 +20,11 @@ from sntg.errors import DivergenceError, UsageError
 from sntg.files import write_text
 from sntg.models import CONVOLUTIONAL
 from sntg.training.config import Config, config_from
+from sntg.training.inputs import load_inputs
 from sntg.training.lanes import Lane, take_turns
 from sntg.training.loop import Record, Trained, check_stack
 from sntg.training.randomness import own_randomness
-from sntg.training.run import OnEpochs, OnStep, Steps, begin, config_to_resume, go_on
+from sntg.training.run import Load, OnEpochs, OnStep, Steps, begin, config_to_resume, go_on
 from sntg.training.run_folder import CONFIG, WEIGHTS, RunFolder, check_free
 from sntg.training.stopping import stop_requests
 
@@ -130,7 +131,8 @@ def _train(
     # What is the process's and not a run's, kernels and signals, is seen to for all of them: they end in any order.
     with own_randomness(configs[0]), stop_requests() as check_stop:
         told = news.extend, on_step, on_damage
-        jobs = [partial(_steps, stack, home, data, *told, check_stop) for stack in stacks]
+        load = partial(load_inputs, whitened={})  # images are the same for every seed: they are kept once
+        jobs = [partial(_steps, stack, home, data, load, *told, check_stop) for stack in stacks]
         lanes = [Lane(torch.device(configs[0].device)) for _ in range(at_once(configs[0]))]
         outcomes = take_turns(jobs, lanes, tell)
     failures = [
@@ -147,6 +149,7 @@ def _steps(
     configs: Sequence[Config],
     series: Path,
     data: str,
+    load: Load,
     on_epoch: OnEpochs,
     on_step: OnStep,
     on_damage: Callable[[str], None],
@@ -160,12 +163,12 @@ def _steps(
     if not all(config.exists() for config in begun):
         for config in begun:  # it was stopped while the folders were made
             config.unlink(missing_ok=True)
-        return (yield from begin(configs, folders, home, on_epoch, on_step, lambda: nullcontext(check_stop)))
+        return (yield from begin(configs, folders, home, on_epoch, on_step, lambda: nullcontext(check_stop), load))
     with ExitStack() as locks:
         for folder in folders:
             locks.enter_context(folder.locked())
         configs = [config_to_resume(folder, data, of_stack=len(folders) > 1) for folder in folders]
-        steps = go_on(configs, folders, home, on_epoch, on_step, on_damage, lambda: nullcontext(check_stop))
+        steps = go_on(configs, folders, home, on_epoch, on_step, on_damage, lambda: nullcontext(check_stop), load)
         return (yield from steps)
 
 
