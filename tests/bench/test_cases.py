@@ -72,6 +72,7 @@ def test_a_choice_leaves_what_fits_it(gpu_plan):
         ({"precisions": "float8"}, "unknown precision 'float8'.*valid: bfloat16, float16, float32, tf32"),
         ({"engines": "graph"}, "none of the bench's cases.*pi\\+sntg compiled float32"),
         ({"steps": 0}, "--steps 0"),
+        ({"steps": 2**31}, "--steps 2147483648"),
         ({"device": "abacus"}, "abacus"),
     ],
 )

@@ -411,7 +411,7 @@ def test_a_seed_beside_several_is_refused(cli, tmp_path):
     assert_refused(result, "--seed 0 and --seeds 0-1: give one of them")
 
 
-@pytest.mark.parametrize("seeds", ["3-1", "a", "0,0"])
+@pytest.mark.parametrize("seeds", ["", "3-1", "a", "0,0"])
 def test_seeds_that_are_none_are_refused(cli, tmp_path, seeds):
     assert_refused(cli(*train(tmp_path / "RUN", *QUICK, "--seeds", seeds)), f"--seeds '{seeds}'")
 

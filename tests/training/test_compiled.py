@@ -237,16 +237,19 @@ def test_without_noise_and_pairs_a_compiled_step_depends_on_no_random_number(poi
     assert torch.equal(points.step(1, noise=False, graph=False), points.step(2, noise=False, graph=False))
 
 
-def test_consecutive_compiled_steps_have_noise_of_their_own(points):
-    """At a rate of zero the network stays; put back to the same batch, its loss differs by the noise alone."""
-    points.prepare(noise=True, graph=False, lr=False)
-    losses, sums = [], points.runs.log.losses.clone()
+@pytest.mark.parametrize(("noise", "different"), [(True, 3), (False, 1)])
+def test_consecutive_compiled_steps_have_noise_of_their_own(points, noise, different):
+    """At a rate of zero the student stays; put back to the same batch, its losses differ by the noise alone."""
+    points.prepare(noise=noise, graph=False, lr=False)
+    runs = points.runs
+    of_the_student = [runs.log.names.index(name) for name in ("supervised", "entropy")]  # the teacher moves on
+    losses, sums = [], runs.log.losses.clone()
     for _ in range(3):
-        points.runs.batches.load_state({n[8:]: t for n, t in points.state.items() if n.startswith("batches/")})
-        points.runs._run()
-        losses.append(tuple((points.runs.log.losses - sums)[:2, 0].tolist()))
-        sums = points.runs.log.losses.clone()
-    assert len(set(losses)) == 3
+        runs.batches.load_state({n[8:]: t for n, t in points.state.items() if n.startswith("batches/")})
+        runs._run()
+        losses.append(tuple((runs.log.losses - sums)[of_the_student, 0].tolist()))
+        sums = runs.log.losses.clone()
+    assert all(len({round(loss, 6) for loss in term}) == different for term in zip(*losses, strict=True))
 
 
 def test_consecutive_compiled_steps_have_batches_of_their_own(points):
@@ -273,6 +276,19 @@ def test_every_compiled_step_has_the_rate_and_weights_of_its_own_line(points):
     assert torch.equal(points.step(1, lr=False), before)
     assert not torch.equal(points.step(1), before)
     assert not torch.equal(points.step(1, graph=False), points.step(1, graph=True))
+
+
+def test_consecutive_compiled_steps_read_consecutive_lines_of_the_timetable(points):
+    """Of three steps only the second has a rate, so it alone moves the weights."""
+    points.prepare(noise=True, graph=True, lr=False)
+    timetable, theta = points.runs.timetable, points.runs.optimiser.theta
+    timetable.lines[int(timetable.place) + 1, 3] = 0.1
+    moved = []
+    for _ in range(3):
+        before = theta.clone()
+        points.runs._run()
+        moved.append(not torch.equal(theta, before))
+    assert moved == [False, True, False]
 
 
 def test_stopped_in_mid_run_a_compiled_run_goes_on_to_the_same_bits(points):

@@ -178,6 +178,15 @@ def test_a_lack_of_memory_leads_to_a_slower_engine_only_where_no_other_run_can_e
         beside_others.reset(token)
 
 
+def test_where_not_even_the_compiler_loads_eager_runs(monkeypatch):
+    def fail():
+        raise OSError("no folder for the compiler's cache")
+
+    monkeypatch.setattr(engines, "_compiler_settings", fail)
+    with pytest.warns(UserWarning, match="so eager runs instead: no folder for the compiler's cache"):
+        assert start_engine("compiled", Counter().step, undo=lambda: None)[0] == "eager"
+
+
 def test_what_torch_cannot_compile_runs_eagerly_and_the_reason_is_torchs():
     """The step asks the host, which the compiler refuses to leave out."""
     weight = torch.nn.Parameter(torch.ones(1))

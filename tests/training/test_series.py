@@ -1,6 +1,7 @@
 """Several seeds of one run: in one pass or one after the other, interrupted or not, each in a folder of its own."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -58,6 +59,12 @@ def test_seeds_are_read_in_the_order_they_are_written(text, seeds):
 @pytest.mark.parametrize("text", ["", "a", "3-1", "0-", "-3", "1,,2", "0-3,2", "1.5", "0-2000", "0--2"])
 def test_what_are_no_seeds_is_refused_and_repeated(text):
     with pytest.raises(UsageError, match=f"--seeds {text!r}"):
+        read_seeds(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "0-" + "9" * 5000])
+def test_of_what_is_much_too_long_the_beginning_is_repeated(text):
+    with pytest.raises(UsageError, match=re.escape(f"--seeds '{text[:40]}...' is not of the form")):
         read_seeds(text)
 
 

@@ -17,7 +17,7 @@ from sntg.bench.report import Results, new_path, print_results
 from sntg.errors import UsageError
 from sntg.models import PRECISIONS
 from sntg.terminal import progress_bar
-from sntg.training.config import check_device
+from sntg.training.config import LARGEST, check_device
 from sntg.training.engines import ENGINES
 from sntg.training.run_folder import check_writable
 
@@ -42,8 +42,8 @@ class Choice:
         ['pi+sntg on two-moons, compiled, float32']
         """
         check_device(self.device)
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"--steps {self.steps}: a case is measured for at least 1 step")
+        if self.steps is not None and not 1 <= self.steps <= LARGEST:
+            raise UsageError(f"--steps {self.steps}: a case is measured for 1 step at least, and {LARGEST} at most")
         methods = chosen("method", self.methods, METHODS)
         engines = chosen("engine", self.engines, ENGINES)
         return narrowed(plan(self.device), methods, engines, chosen("precision", self.precisions, PRECISIONS))

@@ -66,9 +66,8 @@ def train(
         int | None, typer.Option(help="Decides the labels, the initial weights and every random draw; 0 if not given.")
     ] = None,
     seeds: Annotated[
-        str,
-        typer.Option(help="Several seeds, 0-3 or 0,2,5: a run each, in a folder seed-N."),
-    ] = "",
+        str | None, typer.Option(help="Several seeds, 0-3 or 0,2,5: a run each, in a folder seed-N.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="A new folder for the run; by default runs/DATASET-LABELS-METHOD-SEED.")
     ] = None,
@@ -96,9 +95,9 @@ def train(
     places: dict[str, Any] = {"device": default_device() if device == "auto" else device, "data": data}
     places |= {"engine": engine, "precision": precision, "storage": storage}
     places |= {"validation": validation, "split_file": split, "tensorboard": tensorboard}
-    if seeds and seed is not None:
+    if seeds is not None and seed is not None:
         raise UsageError(f"--seed {seed} and --seeds {seeds}: give one of them")
-    each = read_seeds(seeds) if seeds else [seed or 0]
+    each = [seed or 0] if seeds is None else read_seeds(seeds)
     configs = [resolve(dataset, _labels(labels, split), method, s, **places, **_read(settings)) for s in each]
     name = f"{configs[0].dataset}-{configs[0].labels}-{configs[0].method}-{seeds or each[0]}"
     train_with_progress(configs, out or Path("runs") / name)

@@ -10,7 +10,8 @@ weights, the place in the data) is a tensor on the device. So whoever executes t
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -168,8 +169,7 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
     'eager'
     """
     try:
-        with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=MOST_STACKS):
-            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # they are used where the precision says so
+        with _compiler_settings() if name != "eager" else nullcontext():  # eager must do where no compiler even loads
             run = ENGINES[name](step)
     except Exception as e:
         if name not in SLOWER or (isinstance(e, torch.OutOfMemoryError) and beside_others.get()):
@@ -183,6 +183,13 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
     warnings.warn(message, SlowerEngine, stacklevel=2)
     undo()
     return start_engine(SLOWER[name], step, undo)
+
+
+@contextmanager
+def _compiler_settings() -> Iterator[None]:
+    with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=MOST_STACKS):
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # they are used where the precision says so
+        yield
 
 
 def _reason(e: Exception) -> str:

@@ -32,6 +32,7 @@ SERIES = "series.json"
 ONE_PASS = ("mlp",)  # models whose seeds gain from one pass
 AT_ONCE = 3  # on an H200 1.12 times the steps of one for the 13-layer net, 1.64 for the small one; 2 give 1.11, 1.46
 MOST_SEEDS = 1000
+LONGEST = 40  # characters of two numbers that may be seeds
 
 
 def read_seeds(text: str) -> list[int]:
@@ -43,8 +44,9 @@ def read_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash)):
-            raise UsageError(f"--seeds {text!r} is not of the form 0-3 or 0,2,5")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)) or len(part) > LONGEST:
+            shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+            raise UsageError(f"--seeds {shown!r} is not of the form 0-3 or 0,2,5")
         low, high = int(first), int(last or first)
         if not low <= high or high - low >= MOST_SEEDS:
             raise UsageError(f"--seeds {text!r}: {part.strip()} must count up, and over at most {MOST_SEEDS} seeds")
