@@ -50,7 +50,7 @@ def new_path(folder: Path, results: Results) -> Path:
 def order(row: Row) -> tuple[int, int, int]:
     """Where a row stands among those of its dataset.
 
-    >>> order(Row("cifar10", "pi", "eager", "eager", "float32", auto=False))
+    >>> order(Row("cifar10", "supervised", "eager", "eager", "float32", auto=False))
     (0, 0, 0)
     """
     return METHODS.index(row.method), list(PRECISIONS).index(row.precision), list(ENGINES).index(row.asked)
