@@ -229,13 +229,10 @@ def check_types(config: Config) -> None:
 
 
 def check_execution(config: Config) -> None:
-    """Refuses what only a GPU can do."""
+    """Refuses what only a GPU can do. (An engine that cannot is replaced, with a warning.)"""
     check_device(config.device)
-    if torch.device(config.device).type == "cuda":
-        return
-    for key, only in (("engine", ("graph",)), ("precision", ("tf32", "float16"))):
-        if getattr(config, key) in only:
-            raise UsageError(f"{key} = {getattr(config, key)} needs a GPU, and device = {config.device}: use auto")
+    if torch.device(config.device).type != "cuda" and config.precision in ("tf32", "float16"):
+        raise UsageError(f"precision = {config.precision} needs a GPU, and device = {config.device}: use auto")
 
 
 def check_device(device: str) -> None:

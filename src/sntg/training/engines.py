@@ -22,6 +22,7 @@ from torch import Tensor
 from sntg.methods import METHODS, parse
 
 Run = Callable[[], None]
+CPU = torch.device("cpu")
 WARM_UP = 3  # steps before the recording: they compile, choose algorithms and allocate, which a recording must not
 MOST_STACKS = 256  # of one process; their steps have the same code, so each counts as a recompilation of the first
 
@@ -49,6 +50,7 @@ class Step:
     forward: Callable[[], tuple[Tensor, Any]]
     gather: Callable[[], None]  # takes in the parameters' gradients
     update: Callable[[Any], None]
+    device: torch.device = CPU
 
     def __call__(self) -> None:
         self.prepare()
@@ -73,6 +75,8 @@ def compiled(step: Step) -> Run:
 
 
 def graph(step: Step) -> Run:
+    if step.device.type != "cuda":
+        raise RuntimeError(f"only what a GPU does can be recorded, and device = {step.device}")
     step = _compile(step)
     here = torch.cuda.current_stream()
     side = _own_stream()

@@ -178,7 +178,7 @@ class Stack:
         before = {name: tensor.clone() for name, tensor in self.state().items()}
         self.model.train()
         self.timetable.load(0)
-        step = Step(self.batches.refill, self._forward, self.optimiser.gather, self._update)
+        step = Step(self.batches.refill, self._forward, self.optimiser.gather, self._update, self.device)
         name, self._run = start_engine(self.shared.engine, step, undo=lambda: self.load_state(before, self.histories))
         if name == "eager":  # perhaps instead of another: then the kernels may be what failed
             for net in (self.model, self.objective.base.average):
