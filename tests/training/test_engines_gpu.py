@@ -17,7 +17,7 @@ import torch
 
 from sntg.data import Dataset, Split
 from sntg.models.noise import Dropout, GaussianNoise
-from sntg.training import Stopped, resolve, resume_series, run, run_series
+from sntg.training import Stopped, engines, resolve, resume_series, run, run_series
 from sntg.training.adam import Adam
 from sntg.training.engines import SlowerEngine
 from sntg.training.inputs import Inputs
@@ -393,6 +393,28 @@ def test_a_recording_that_fails_leaves_a_run_that_goes_on_compiled(monkeypatch):
             assert len(told) == (engine == "graph")
             assert all("captur" in reason for reason in told)
             assert runs.configs[0].engine == "compiled"
+            while not runs.finished:
+                runs.advance()
+        ends.append(copied(runs.state()))
+    assert differing(*ends) == []
+
+
+def test_a_run_that_can_neither_be_recorded_nor_compiled_is_the_eager_run(monkeypatch):
+    """Our kernels are gone with the compiler: they may be what failed, and a resumed run would not have them."""
+
+    def fails(step):
+        step()
+        raise RuntimeError("no compiler here")
+
+    for name in ENGINES:
+        monkeypatch.setitem(engines.ENGINES, name, fails)
+    ends = []
+    for engine in ("graph", "eager"):
+        config = make_config("mt+sntg", engine, "bfloat16", model="small", epochs=1)
+        with own_randomness(config), warnings.catch_warnings():
+            warnings.simplefilter("ignore", SlowerEngine)
+            runs = Stack([config], [make_inputs()])
+            assert runs.configs[0].engine == "eager"
             while not runs.finished:
                 runs.advance()
         ends.append(copied(runs.state()))
