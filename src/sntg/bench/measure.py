@@ -1,10 +1,8 @@
 """Measures cases: builds their runs, lets them take turns, and makes a row of each."""
 
 import gc
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -13,7 +11,7 @@ import torch
 
 from sntg.bench.cases import IMAGES, SNTG, Case, Group, config_of, inputs_of
 from sntg.bench.counting import count
-from sntg.bench.starting import begin, start_anew
+from sntg.bench.starting import begin, compiler_cache, start_anew
 from sntg.bench.timing import UNMEASURED, block_length, matrix_rate, seconds, take_turns
 from sntg.training import Inputs, Stack
 from sntg.training.engines import best_engine, best_precision
@@ -117,8 +115,9 @@ class Bench:
         before = torch.cuda.memory_allocated(self.device) if on_cuda else 0
         if on_cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
-        cache = Path(self._caches.name, *astuple(replace(case, engine="")))
-        with compiler_cache(cache) if case.engine != "eager" else nullcontext():
+        # The engines of one method and precision share what is compiled.
+        cache = Path(self._caches.name, case.dataset, case.method, case.precision)
+        with compiler_cache(cache):
             starts = self._starts(case, cache)
             took = seconds(lambda: stacks.append(begin(config, inputs)), self.device)
         seconds(stacks[0].advance, self.device, UNMEASURED)
@@ -207,18 +206,3 @@ def overheads(rows: Sequence[Row]) -> list[dict[str, object]]:
                 shared = {key: getattr(one, key) for key in ("dataset", "method", "engine", "precision")}
                 found.append(shared | {"ratio": median(ratios), "rounds": ratios})
     return found
-
-
-@contextmanager
-def compiler_cache(folder: Path) -> Iterator[None]:
-    """Inside, PyTorch's compiler and Triton keep what they compile in the folder, and find nothing else."""
-    variables = {"TORCHINDUCTOR_CACHE_DIR": folder / "inductor", "TRITON_CACHE_DIR": folder / "triton"}
-    before = {name: os.environ.pop(name, None) for name in variables}
-    os.environ.update({name: str(path) for name, path in variables.items()})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            del os.environ[name]
-            if value is not None:
-                os.environ[name] = value

@@ -4,10 +4,14 @@ A process that has compiled something starts faster ever after, so starts are ti
 """
 
 import json
+import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
@@ -39,6 +43,21 @@ def start_anew(case: Case, device: str) -> float | None:
         warnings.warn(f"{case} does not start in a process of its own: {reason}", stacklevel=2)
         return None
     return float(done.stdout.split()[-1])
+
+
+@contextmanager
+def compiler_cache(folder: Path) -> Iterator[None]:
+    """Inside, PyTorch's compiler and Triton keep what they compile in the folder, and find nothing else."""
+    variables = {"TORCHINDUCTOR_CACHE_DIR": folder / "inductor", "TRITON_CACHE_DIR": folder / "triton"}
+    before = {name: os.environ.pop(name, None) for name in variables}
+    os.environ.update({name: str(path) for name, path in variables.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
 
 
 def main() -> None:
