@@ -179,9 +179,13 @@ def test_training_is_eager_training_for_every_method(method, engine, same_draws,
 
 
 def assert_mlp_ends_in_the_same_weights(method):
-    """The MLP is not chaotic: after 50 steps all engines are where eager is."""
+    """The MLP is not chaotic: after 50 steps all engines are where eager is.
+
+    As long as something pulls at the weights: without noise and labels a student and its mean teacher agree, and all
+    that Adam has to magnify is rounding. So half the points keep their labels, and every batch has some.
+    """
     apart = {"labelled_batch": 6} if method.startswith("vat") else {}
-    config = resolve("two-moons", 12, method, device=DEVICE, engine="eager", **(FULL | apart | {"noise": 0.0}))
+    config = resolve("two-moons", 3000, method, device=DEVICE, engine="eager", **(FULL | apart | {"noise": 0.0}))
     ends = []
     for engine in ("eager", *ENGINES):
         with own_randomness(config):
