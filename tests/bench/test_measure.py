@@ -15,7 +15,7 @@ from sntg.bench import measure
 from sntg.bench.cases import METHODS, Case
 from sntg.bench.measure import Bench, Row, overheads
 from sntg.bench.starting import start_anew
-from sntg.bench.timing import ROUNDS, matrix_rate, take_turns
+from sntg.bench.timing import EVALUATIONS, ROUNDS, matrix_rate, take_turns
 from sntg.training.engines import ENGINES
 
 EAGER = Case("two-moons", "pi+sntg", "eager", "float32")
@@ -175,7 +175,7 @@ def test_a_gpu_is_waited_for_and_its_memory_counted_without_the_data(small, monk
     assert row.peak_gib == 2.0
     assert not row.auto  # on a GPU, that is graph
     assert fake_cuda.count("reset") == 1
-    assert fake_cuda.count("synchronize") == 2 * (3 + ROUNDS + 1)  # begun, stepped twice, rounds, evaluation
+    assert fake_cuda.count("synchronize") == 2 * (3 + ROUNDS + EVALUATIONS)  # begun, stepped twice, rounds, evaluations
     assert set(released) == {bench.device}
 
 

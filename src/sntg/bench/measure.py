@@ -12,7 +12,7 @@ import torch
 from sntg.bench.cases import IMAGES, SNTG, Case, Group, config_of, inputs_of
 from sntg.bench.counting import count
 from sntg.bench.starting import begin, compiler_cache, start_anew
-from sntg.bench.timing import UNMEASURED, block_length, matrix_rate, seconds, take_turns
+from sntg.bench.timing import EVALUATIONS, UNMEASURED, block_length, matrix_rate, seconds, take_turns
 from sntg.training import Inputs, Stack
 from sntg.training.engines import best_engine, best_precision
 from sntg.training.randomness import own_randomness
@@ -153,7 +153,7 @@ class Bench:
             second_warm_up_s=starts[1] if len(starts) > 1 else None,
             epoch_steps=stack.epoch_steps,
             epoch_s=stack.epoch_steps * step,
-            evaluation_s=seconds(stack.errors, self.device),
+            evaluation_s=median(seconds(stack.errors, self.device) for _ in range(EVALUATIONS)),
             evaluation_points=len(stack.inputs[0].data.test_y),
         )
 

@@ -10,6 +10,7 @@ from sntg.models import PRECISIONS
 
 ROUNDS = 9  # blocks of steps of each case; cases that are compared take turns, block by block
 UNMEASURED = 10  # steps before the clock starts
+EVALUATIONS = 3  # timed, of which the median counts
 SECONDS, FEWEST, MOST = 1.0, 20, 400  # a case is measured for about that long, and for so many steps
 SIDE = {"cuda": 8192, "cpu": 1024}  # of the square matrices
 PRODUCTS, TIMINGS = 5, 20  # products in a timing; timings, of which the best counts
