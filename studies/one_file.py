@@ -1,16 +1,17 @@
-"""Pi+SNTG on CIFAR-10 in one file, written from the recipe alone. It has no code in common with the package.
+"""Pi+SNTG on CIFAR-10 in one file, written from the recipe (`sntg recipe`) without a look at the package.
 
     python studies/one_file.py --data DIR --labels RUN/split.txt --out FILE [--k 0.1] [--seed 0] [--epochs 300]
 
 DIR holds cifar-10-batches-bin/. The labels are those of a run's split file, so that both train on the same; where both
 then err alike, what they have in common is the recipe and the labels. On a GPU the step is compiled, recorded and
-replayed, in bfloat16. FILE gets a line an epoch, in JSON.
+replayed, with convolutions in bfloat16. FILE gets a line an epoch, in JSON.
 """
 
 import argparse
 import json
 import math
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CLASSES, BATCH, PAD, NOISE, LEAK, MARGIN = 10, 100, 2, 0.15, 0.1, 1.0
-LR, W_MAX, BETA2, EPS, MOMENTUM = 3e-3, 100.0, 0.999, 1e-8, 0.999
+LR, W_MAX, BETA2, EPS = 3e-3, 100.0, 0.999, 1e-8
+MEAN_MOMENTUM, EMA = 0.999, 0.999  # of the running means, and of the weights' average
 WIDTHS = (128, 128, 128, 256, 256, 256, 512, 256, 128)  # of the nine convolutions
 SIZES = (3, 3, 3, 3, 3, 3, 3, 1, 1)
 BORDERS = (1, 1, 1, 1, 1, 1, 0, 0, 0)
 POOLED = (2, 5)  # the convolutions that max-pooling and dropout follow
-ALIGN = 64  # every tensor begins at a multiple of so many numbers in the flat vector
+ALIGN = 64  # of the tensors in the flat vector, as those that stand alone are: convolutions want it
 
 
 def schedule(epoch: int, epochs: int, labelled_share: float) -> tuple[float, float, float]:
@@ -46,12 +48,10 @@ def read(folder: Path, names: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 def fit_zca(pixels: np.ndarray) -> tuple[Tensor, Tensor]:
     """The mean, and U diag(1 / sqrt(S + 1e-5)) U^T, in float64."""
-    x = torch.from_numpy(pixels).double() / 255
-    mean = x.mean(0)
-    covariance = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
-    for part in torch.split(x, 5000):
-        covariance += (part - mean).T @ (part - mean)
-    S, U = torch.linalg.eigh(covariance / len(x))
+    parts = [torch.from_numpy(part).double() / 255 for part in np.array_split(pixels, -(-len(pixels) // 5000))]
+    mean = sum((part.sum(0) for part in parts), torch.zeros(())) / len(pixels)
+    covariance = sum(((part - mean).T @ (part - mean) for part in parts), torch.zeros(())) / len(pixels)
+    S, U = torch.linalg.eigh(covariance)
     return mean, (U * (S.clamp_min(0) + 1e-5).rsqrt()) @ U.T
 
 
@@ -86,23 +86,20 @@ def dropout_masks(rows: int, device: torch.device) -> list[Tensor]:
 # -------------------------------------------------------------------------------------------------------------- network
 
 SHAPES = [(c, i, s, s) for c, i, s in zip(WIDTHS, (3, *WIDTHS[:-1]), SIZES, strict=True)] + [(CLASSES, WIDTHS[-1])]
-SLOTS: list[tuple[int, tuple[int, ...]]] = []  # where V, g and b of each layer begin in the flat vector, their shapes
-LENGTH = 0
-for layer in SHAPES:
-    for shape in (layer, layer[:1], layer[:1]):
-        SLOTS.append((LENGTH, shape))
-        LENGTH += -(-math.prod(shape) // ALIGN) * ALIGN
+PARTS = [part for shape in SHAPES for part in (shape, shape[:1], shape[:1])]  # V, g, b of each layer
+ENDS = list(accumulate(-(-math.prod(part) // ALIGN) * ALIGN for part in PARTS))  # in the flat vector of all of them
 
 
-def views_of(flat: Tensor) -> list[Tensor]:
-    """V, g, b of the first layer, then of the second, and so on."""
-    return [flat[begin : begin + math.prod(shape)].view(shape) for begin, shape in SLOTS]
+def parts_of(flat: Tensor) -> list[Tensor]:
+    """V, g, b of the first layer, then of the second, and so on, as views of the flat vector."""
+    begins = [0, *ENDS[:-1]]
+    return [flat[i : i + math.prod(part)].view(part) for i, part in zip(begins, PARTS, strict=True)]
 
 
 def initial(seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    flat = torch.zeros(LENGTH)
-    for i, parameter in enumerate(views_of(flat)):
+    flat = torch.zeros(ENDS[-1])
+    for i, parameter in enumerate(parts_of(flat)):
         if i % 3 == 0:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
         elif i % 3 == 1:
@@ -153,23 +150,26 @@ def forward(
 
 
 @torch.no_grad()
+def predicted(flat: Tensor, running: list[Tensor], x: Tensor) -> Tensor:
+    """Logits in evaluation mode, in float32: running means, no noise, no dropout."""
+    parameters = parts_of(flat)
+    for i in range(len(SHAPES)):
+        V, g, b = parameters[3 * i : 3 * i + 3]
+        x = product(i, x, V, g, torch.float32)
+        x = x + (b - running[i]).view(1, -1, *[1] * (x.dim() - 2))
+        if i < len(WIDTHS):
+            x = F.leaky_relu(x, LEAK)
+        if i in POOLED:
+            x = F.max_pool2d(x, 2)
+        if i == len(WIDTHS) - 1:
+            x = x.mean((2, 3))
+    return x
+
+
 def error(flat: Tensor, running: list[Tensor], x: Tensor, y: Tensor) -> float:
-    """The test error in percent, in float32, with running means."""
-    wrong = 0
-    parameters = views_of(flat)
-    for z, truth in zip(torch.split(x, 500), torch.split(y, 500), strict=True):
-        for i in range(len(SHAPES)):
-            V, g, b = parameters[3 * i : 3 * i + 3]
-            z = product(i, z, V, g, torch.float32)
-            z = z + (b - running[i]).view(1, -1, *[1] * (z.dim() - 2))
-            if i < len(WIDTHS):
-                z = F.leaky_relu(z, LEAK)
-            if i in POOLED:
-                z = F.max_pool2d(z, 2)
-            if i == len(WIDTHS) - 1:
-                z = z.mean((2, 3))
-        wrong += int((z.argmax(1) != truth).sum())
-    return 100 * wrong / len(x)
+    """In percent."""
+    logits = torch.cat([predicted(flat, running, part) for part in torch.split(x, 500)])
+    return 100 * float((logits.argmax(1) != y).double().mean())
 
 
 # ----------------------------------------------------------------------------------------------------------------- loss
@@ -206,7 +206,7 @@ def update(P: Tensor, m: Tensor, v: Tensor, average: Tensor, gradient: Tensor, r
     m.copy_(beta1 * m + (1 - beta1) * gradient)
     v.copy_(BETA2 * v + (1 - BETA2) * gradient * gradient)
     P.copy_(P - rate * m / (v.sqrt() + EPS))
-    average.copy_(MOMENTUM * average + (1 - MOMENTUM) * P)
+    average.copy_(EMA * average + (1 - EMA) * P)
 
 
 # ------------------------------------------------------------------------------------------------------------------ run
@@ -218,14 +218,15 @@ class Run:
     def __init__(self, padded: Tensor, labels: Tensor, k: float, seed: int) -> None:
         self.padded, self.labels, self.k, self.device = padded, labels, k, padded.device
         on_gpu = self.device.type == "cuda"
-        self.dtype = torch.bfloat16 if on_gpu else torch.float32
         self.P = initial(seed).to(self.device)
+        self.dtype = torch.bfloat16 if on_gpu else self.P.dtype  # of the convolutions
         self._set_scales()
         self.m, self.v, self.average = torch.zeros_like(self.P), torch.zeros_like(self.P), self.P.clone()
         self.running = [torch.zeros(shape[0], device=self.device) for shape in SHAPES]
         self.order = torch.zeros(len(padded) // BATCH, BATCH, dtype=torch.int64, device=self.device)
         self.place = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.sums = torch.zeros(3, device=self.device)
+        # In float64, for 1 - beta^t takes small differences.
         self.t, self.lr, self.beta1 = (torch.zeros((), dtype=torch.float64, device=self.device) for _ in range(3))
         self.w = torch.zeros((), device=self.device)
         self.loss = torch.compile(loss, dynamic=False) if on_gpu else loss
@@ -234,30 +235,32 @@ class Run:
 
     @torch.no_grad()
     def _set_scales(self) -> None:
-        """Data-dependent initialisation on one augmented batch, in float32."""
+        """Data-dependent initialisation on one augmented batch, in full precision."""
         rows = torch.randperm(len(self.padded), device=self.device)[:BATCH]
         x, masks = augmented(self.padded, rows, 1), dropout_masks(BATCH, self.device)
-        forward(views_of(self.P), x, masks, 1, torch.float32, initialise=True)
+        forward(parts_of(self.P), x, masks, 1, self.P.dtype, initialise=True)
 
     def step(self) -> None:
         rows = self.order.index_select(0, self.place)[0]
         x, masks = augmented(self.padded, rows, 2), dropout_masks(2 * BATCH, self.device)
-        parameters = [p.detach().requires_grad_() for p in views_of(self.P)]
+        # Fresh leaves: none of autograd's nodes outlives a step, or belongs to another stream than the recording's.
+        parameters = [p.detach().requires_grad_() for p in parts_of(self.P)]
         value, found, means = self.loss(parameters, x, masks, self.labels[rows], self.w, self.k, self.dtype)
         flat = torch.zeros_like(self.P)
-        for slot, gradient in zip(views_of(flat), torch.autograd.grad(value, parameters), strict=True):
+        for slot, gradient in zip(parts_of(flat), torch.autograd.grad(value, parameters), strict=True):
             slot.copy_(gradient)
         with torch.no_grad():
             self.t += 1
             rate = self.lr * torch.sqrt(1 - torch.pow(BETA2, self.t)) / (1 - torch.pow(self.beta1, self.t))
-            self.update(self.P, self.m, self.v, self.average, flat, rate.float(), self.beta1.float())
+            self.update(self.P, self.m, self.v, self.average, flat, rate.to(flat.dtype), self.beta1.to(flat.dtype))
             for running, mean in zip(self.running, means, strict=True):
-                running.mul_(MOMENTUM).add_(mean, alpha=1 - MOMENTUM)
+                running.mul_(MEAN_MOMENTUM).add_(mean, alpha=1 - MEAN_MOMENTUM)
             self.sums += found
             self.place += 1
 
     def _recorded(self) -> Callable[[], None]:
         """The step as a CUDA graph; what its first calls have changed is put back."""
+        self.order.copy_(torch.arange(self.order.numel(), device=self.device).view_as(self.order))
         state = [self.P, self.m, self.v, self.average, *self.running, self.t, self.place, self.sums]
         before = [s.clone() for s in state]
         side = torch.cuda.Stream()
@@ -310,16 +313,21 @@ def main() -> None:
     torch.manual_seed(given.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     padded, labels, test_x, test_y = load(given.data, given.labels, device)
-    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False  # initialisation and evaluation are float32's
+    torch.backends.cudnn.benchmark = True  # the recording keeps the fastest kernels
     run = Run(padded, labels, given.k, given.seed)
-    share = float((labels >= 0).float().mean())
+    torch.backends.cudnn.benchmark = False  # an evaluation is over before they are found
+    share = int((labels >= 0).sum()) / len(labels)
+    steps = len(padded) // BATCH
     shuffler = torch.Generator().manual_seed(given.seed + 1)
     with given.out.open("w") as lines:
         for epoch in range(given.epochs):
             lr, beta1, w = schedule(epoch, given.epochs, share)
-            order = torch.randperm(len(padded), generator=shuffler).view(-1, BATCH)
+            order = torch.randperm(len(padded), generator=shuffler)[: steps * BATCH].view(steps, BATCH)
             record = dict(zip(("supervised", "consistency", "sntg"), run.epoch(order, lr, beta1, w), strict=True))
-            if (epoch + 1) % 10 == 0:
+            if not all(map(math.isfinite, record.values())):
+                raise SystemExit(f"a loss of epoch {epoch + 1} is not finite: {record}")
+            if (epoch + 1) % 10 == 0 or epoch + 1 == given.epochs:
                 record["ema_error"] = error(run.average, run.running, test_x, test_y)
                 record["student_error"] = error(run.P, run.running, test_x, test_y)
             print(json.dumps({"epoch": epoch + 1, **record}), file=lines, flush=True)
