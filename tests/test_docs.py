@@ -1,12 +1,12 @@
 """Every promise of the documents: the README's code runs, links lead somewhere, tables are what the results say."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from study_scripts import load_study
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -15,12 +15,7 @@ README_CODE = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "studies" / "tables.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_study("tables")
 
 
 def table_in(document: str, name: str) -> str:

@@ -4,11 +4,9 @@ Both train the paper's network in float64 on the same batches and the same noisy
 cannot be compared; the other's draws are looked at alone.
 """
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
+from study_scripts import load_study
 
 from sntg.data import Dataset, Split, whiten
 from sntg.models import Conv13, initialising
@@ -19,7 +17,6 @@ from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
 from sntg.training.schedules import Schedule
 
-ONE_FILE = Path(__file__).parents[2] / "studies" / "one_file.py"
 POINTS, LABELLED, BATCH, SIDE, K = 24, 8, 6, 16, 0.1
 EPOCHS, RAMP_UP, RAMP_DOWN = 30, 8, 5  # a step an epoch
 TAKEN = [0, 1, 2, 3, 4, 23, 24, 25, 26, 27, 28, 29]  # without most of the middle
@@ -28,12 +25,7 @@ LAYERS = [*(f"blocks.{i}.{j}" for i in range(3) for j in range(3)), "output"]
 
 @pytest.fixture(scope="module")
 def one_file():
-    spec = importlib.util.spec_from_file_location("one_file", ONE_FILE)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_study("one_file")
 
 
 @pytest.fixture
