@@ -15,6 +15,7 @@ from sntg.models import (
     estimate_statistics,
     frozen_statistics,
     initialising,
+    modes,
     shared_noise,
     stack,
     two_batches,
@@ -272,6 +273,19 @@ def test_with_statistics_estimated_from_one_batch_evaluation_is_the_training_pas
     expected = net.train()(x).detach()
     estimate_statistics(net, iter([x]))
     np.testing.assert_allclose(net.eval()(x).detach(), expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(("batches_at_once", "passes"), [(0.5, [1] * 5), (1, [1] * 5), (2.9, [2, 2, 1]), (9, [5])])
+def test_as_many_batches_share_a_pass_of_an_estimate_as_it_may_have_bytes(monkeypatch, batches_at_once, passes):
+    batches = [points(7, seed=seed) for seed in range(5)]
+    monkeypatch.setattr(modes, "PASS_BYTES", int(batches_at_once * batches[0].nbytes))
+    net, seen = normalised_net(), []
+    net[0].register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    expected = plain_averages(net, [x.numpy() for x in batches])
+    estimate_statistics(net, iter(batches))
+    assert seen == passes
+    np.testing.assert_allclose(net[0].running_mean, expected[0][0], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(net[2].running_var, expected[2][1], rtol=1e-10)
 
 
 def test_no_batches_leave_the_statistics_as_they_were():

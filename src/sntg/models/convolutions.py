@@ -117,14 +117,17 @@ class ConvMap(Layer):
 
     def _grouped_values(self, values: Tensor, y: Tensor) -> Tensor:
         """One value an output, (*runs, outputs), for each group of rows in the pass, (groups, outputs)."""
-        runs, outputs = values.shape[:-1], values.shape[-1]
-        between = (*y.shape[len(runs) : -4], y.shape[-4] // self._units(y)[0])
-        return values.reshape(*runs, *(1,) * len(between), outputs).expand(*runs, *between, -1).reshape(-1, outputs)
+        by_run = values.reshape(-1, values.shape[-1])
+        groups = y.shape[:-3].numel() // self._units(y)[0]
+        if groups == len(by_run):
+            return by_run
+        return by_run[:, None].expand(-1, groups // len(by_run), -1).flatten(0, 1)
 
     def _passed(self, y: Tensor, done: Fused, trace: list[LinearMap] | None) -> Tensor:
         """The layer's output, after its running statistics have moved and its derivative is in the trace."""
-        for name, statistic in zip(("running_mean", "running_var"), done.channels, strict=False):
-            self.track(getattr(self, name), statistic.view(*y.shape[:-4], -1, y.shape[-3], 1, 1))
+        if self.track_statistics:
+            for kind, name in enumerate(("running_mean", "running_var")[: len(done.channels)]):
+                self.track(getattr(self, name), done.channels[kind].view(*y.shape[:-4], -1, y.shape[-3], 1, 1))
         output = done.output.view(*y.shape[:-2], *done.output.shape[-2:])
         if trace is not None and not self.first_rows:
             trace.append(self._linear(y.shape, output.shape, done.linear))
@@ -179,7 +182,9 @@ class BatchNormConv(ConvMap, BatchNorm):
 
 def _channels_last(images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     last = torch.channels_last
-    return images.contiguous(memory_format=last), weight.contiguous(memory_format=last)
+    if not images.is_contiguous(memory_format=last):  # mostly they are: a compiler need not even hear of it
+        images = images.contiguous(memory_format=last)
+    return images, weight.contiguous(memory_format=last)
 
 
 def _grouped(y: Tensor, rows: int | None = None) -> Tensor:

@@ -13,7 +13,9 @@ from sntg.models.convolutions import ConvMap
 from sntg.models.layers import Layer
 from sntg.models.noise import Perturbation
 
-BATCHES_AT_ONCE = 25  # batches in one pass of an estimate: enough to keep a GPU busy
+# Of input in one pass that keeps no gradients, over all runs: some thousand small colour images. Fewer at a time would
+# leave a GPU waiting for the host, more would need memory for nothing.
+PASS_BYTES = 12_500_000
 
 
 @contextmanager
@@ -70,8 +72,8 @@ def estimate_statistics(model: nn.Module, batches: Iterable[torch.Tensor]) -> No
     view_axis = next(m for m in model.modules() if isinstance(m, Layer)).b.ndim - 1  # after the run axis, if any
     done = 0
     try:
-        for _, same_shape in groupby(batches, key=lambda batch: batch.shape):
-            while chunk := list(islice(same_shape, BATCHES_AT_ONCE)):
+        for (_, size), alike in groupby(batches, key=lambda batch: (batch.shape, batch.nbytes)):
+            while chunk := list(islice(alike, max(1, PASS_BYTES // max(1, size)))):
                 momentum = done / (done + len(chunk))
                 with _flag(model, Layer, "bn_momentum", momentum), _flag(model, Layer, "average_views", True):
                     model(torch.stack(chunk, view_axis))

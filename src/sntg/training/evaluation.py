@@ -1,13 +1,9 @@
 """The error of a stack of runs on inputs, and predictions in chunks."""
 
-from math import prod
-
 import torch
 from torch import Tensor
 
-from sntg.models import Classifier, Output
-
-CHUNK = 3_000_000  # input values of one forward pass, over all runs together: a thousand small colour images
+from sntg.models import PASS_BYTES, Classifier, Output
 
 
 @torch.no_grad()
@@ -19,7 +15,7 @@ def predict(model: Classifier, x: Tensor) -> Output:
     torch.Size([5, 3])
     """
     axis = x.ndim - model.event_dims - 1
-    rows_at_once = max(1, CHUNK // max(1, prod(x.shape) // x.shape[axis]))
+    rows_at_once = max(1, PASS_BYTES // max(1, x.nbytes // x.shape[axis]))
     was_training = model.training
     model.eval()
     try:

@@ -20,7 +20,6 @@ from sntg.errors import UsageError
 from sntg.losses import consistency_kl, consistency_mse
 from sntg.methods import METHODS, GraphTerm, Objective, Seen, Setup, parse
 from sntg.models import (
-    BATCHES_AT_ONCE,
     CONVOLUTIONAL,
     LOSS_SCALE,
     PRECISIONS,
@@ -116,11 +115,11 @@ class Stack:
         self.device = torch.device(c.device)
         self.inputs = [load_inputs(c) for c in configs] if inputs is None else list(inputs)
         self.truth = torch.stack([i.data.train_y for i in self.inputs]).to(self.device)
-        self.test_x = torch.stack([i.data.test_x for i in self.inputs]).to(self.device)
         self.test_y = torch.stack([i.data.test_y for i in self.inputs]).to(self.device)
         self.kind = METHODS[parse(c.method).base]
         fused = c.engine != "eager" and len(configs) == 1
         self.model = use_precision(stack([_seeded_model(c) for c in configs]).to(self.device), c.precision, fused)
+        self.test_x = self._sixteen_bits(torch.stack([i.data.test_x for i in self.inputs])).to(self.device)
         self.batches = self._batches()
         self.epoch_steps = c.epoch_steps or self.truth.shape[1] // (c.batch or c.labelled_batch)
         self.optimiser = Adam(self.model.parameters(), runs=len(configs), loss_scale=LOSS_SCALE.get(c.precision, 1.0))
@@ -280,9 +279,7 @@ class Stack:
         with own_randomness(self.shared):  # evaluation takes no random numbers from training
             n = self.shared.labelled_batch or self.shared.batch
             rows = Shuffled(self.batches.labelled_rows(), n * self.shared.bn_batches).draw()
-            picked = (self.batches.pick(some) for some in torch.split(rows, n * BATCHES_AT_ONCE, dim=1))
-            centred = (centre(x, self.shared.translate) for x in picked)
-            estimate_statistics(copy, (batch for x in centred for batch in torch.split(x, n, dim=1)))
+            estimate_statistics(copy, torch.split(centre(self.batches.pick(rows), self.shared.translate), n, dim=1))
         return copy
 
     def _setup(self) -> Setup:
@@ -301,13 +298,16 @@ class Stack:
     def _batches(self) -> Batches:
         """The training points where they are drawn from, with the border that moved images show."""
         c = self.shared
-        x = pad(torch.stack([i.data.train_x for i in self.inputs]), c.translate, c.padding)
-        if self.device.type == "cuda" and PRECISIONS[c.precision] and self.model.event_dims == 3:
-            x = x.half()  # finer than bfloat16, and noise far above its steps is added anyway
+        x = self._sixteen_bits(pad(torch.stack([i.data.train_x for i in self.inputs]), c.translate, c.padding))
         if c.storage == "device" or (c.storage == "auto" and fits(x.nbytes, self.device)):
             x = x.to(self.device)
         labels = torch.stack([i.labels for i in self.inputs]).to(self.device)
         return Batches(x, labels, c.batch, c.labelled_batch, self.kind.separate_labelled)
+
+    def _sixteen_bits(self, x: Tensor) -> Tensor:
+        """Images in half the memory where the convolutions round them anyway, to no more bits than these."""
+        rounds = self.device.type == "cuda" and PRECISIONS[self.shared.precision] and self.model.event_dims == 3
+        return x.half() if rounds else x
 
     def _objective(self, configs: Sequence[Config]) -> Objective:
         c, name = self.shared, parse(self.shared.method)
