@@ -224,6 +224,17 @@ def test_recorded_training_is_eager_training_in_every_variant(method, settings, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("float32", torch.float32), ("bfloat16", torch.float16), ("float16", torch.float16)]
+)
+def test_images_are_kept_in_16_bits_where_the_convolutions_round_them(precision, dtype):
+    runs = make_stack(make_config("pi", "eager", precision, model="small"))
+    assert runs.batches.x.dtype == runs.test_x.dtype == dtype
+    before = runs.errors()
+    runs.test_x = torch.stack([i.data.test_x for i in runs.inputs]).to(DEVICE)
+    assert runs.errors()["ema_error"][0] == pytest.approx(before["ema_error"][0], abs=4.0)  # two of the 50 images
+
+
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16", "float16"])
 @pytest.mark.parametrize("method", ["pi", "mt+sntg", "vat"])
 def test_in_fewer_bits_a_recorded_step_is_near_the_eager_one(method, precision, same_draws):
