@@ -58,6 +58,14 @@ def test_python_m_sntg_trains_into_a_folder(tmp_path):
     assert [line.split("  ")[0] for line in done.stderr.splitlines()] == [HOW, "epoch 1/2", "epoch 2/2"]
 
 
+def test_a_command_that_draws_nothing_does_not_wait_for_what_draws():
+    """Nor for scikit-learn: both take longer to load than the rest of the package."""
+    code = "import sys, sntg.cli; print({'matplotlib', 'sklearn'} & set(sys.modules))"
+    environment = os.environ | {"PYTHONPATH": SOURCE}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_the_version(cli):
     assert cli("--version") == (0, f"sntg {sntg.__version__}\n", "")
 

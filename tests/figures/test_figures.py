@@ -155,7 +155,7 @@ def test_many_points_are_shown_by_their_principal_components(monkeypatch):
     """t-SNE would take minutes. The widest direction comes first, whatever the others do."""
     rng = np.random.default_rng(1)
     features = rng.normal(size=(embeddings.MOST_FOR_TSNE + 1, 6)) * [1, 9, 1, 3, 1, 1]
-    monkeypatch.setattr(embeddings, "TSNE", lambda **options: pytest.fail("t-SNE was begun"))
+    monkeypatch.setattr("sklearn.manifold.TSNE", lambda **options: pytest.fail("t-SNE was begun"))
     plane = embeddings.project(features)
     assert plane.shape == (2001, 2)
     centred = features - features.mean(0)
@@ -173,7 +173,7 @@ def test_up_to_two_thousand_points_are_shown_by_t_sne(monkeypatch):
             return features[:, 2:4]
 
     features = np.random.default_rng(1).normal(size=(2000, 5))
-    monkeypatch.setattr(embeddings, "TSNE", Pretended)
+    monkeypatch.setattr("sklearn.manifold.TSNE", Pretended)
     np.testing.assert_array_equal(embeddings.project(features), features[:, 2:4])
 
 

@@ -3,15 +3,16 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from sntg.bench.cases import EVERY_WAY, METHODS
 from sntg.bench.measure import Row
-from sntg.figures.style import COLOURS, save
+from sntg.figures.style import COLOURS, new_figure, save
 from sntg.models import PRECISIONS
 from sntg.training.engines import ENGINES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 HEIGHT = 0.26  # of a bar; a group of three leaves some room to the next
 
@@ -28,7 +29,7 @@ def draw_bench(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draws the rows that have figures into a PNG file."""
     found = panels(rows)
     tallest = max(len(panel.bars) for panel in found)
-    figure = Figure(figsize=(5.6 * len(found), 1.4 + 0.75 * tallest), layout="constrained")
+    figure = new_figure(5.6 * len(found), 1.4 + 0.75 * tallest)
     for axes, panel in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
         _draw(axes, panel)
         axes.set_ylim(tallest - 0.5, -0.5)  # from the top down, and bars as high in every panel
@@ -70,7 +71,7 @@ def _bars(groups: Iterable[str], rows: Iterable[tuple[str, Row]]) -> dict[str, d
     return {group: bars for group, bars in found.items() if bars}
 
 
-def _draw(axes: Axes, panel: Panel) -> None:
+def _draw(axes: "Axes", panel: Panel) -> None:
     """Horizontal bars, so that names can be read."""
     for colour, engine in zip(COLOURS, ENGINES, strict=False):
         # A group's bars stand together around its name, however many it has.

@@ -3,8 +3,6 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from sntg.data.dataset import Dataset, Entry
@@ -31,6 +29,9 @@ def raw_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     >>> [len(part) for part in raw_digits()]
     [1797, 1797, 1198, 599]
     """
+    from sklearn.datasets import load_digits  # here: scikit-learn takes a second to load
+    from sklearn.model_selection import train_test_split
+
     images, y = load_digits(return_X_y=True)
     train, test = train_test_split(np.arange(len(y)), test_size=TEST_POINTS, stratify=y, random_state=0)
     return images, y, train, test

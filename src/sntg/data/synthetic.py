@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from sklearn.datasets import make_moons
 
 from sntg.data.dataset import Dataset, Entry
 
@@ -15,6 +14,8 @@ def two_moons(seed: int) -> Dataset:
     >>> two_moons(0).train_x.shape
     torch.Size([6000, 2])
     """
+    from sklearn.datasets import make_moons  # here: scikit-learn takes a second to load
+
     x, y = make_moons(POINTS, noise=0.1, random_state=seed)
     return _planar("two-moons", x, y, classes=2)
 

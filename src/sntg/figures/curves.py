@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from sntg.figures.style import COLOURS, new_figure, save
 
-from sntg.figures.style import COLOURS, save
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ERRORS = {
     "error": "test error (reported)",
@@ -18,7 +18,7 @@ ERRORS = {
 
 def draw_curves(history: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     """Draws a run's metrics, as the loop records them, into a PNG file."""
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    figure = new_figure(10, 3.8)
     left, right = figure.subplots(1, 2)
     _draw_errors(left, history)
     for colour, term in zip(COLOURS, history[0]["loss"], strict=False):
@@ -32,7 +32,7 @@ def draw_curves(history: Sequence[dict[str, Any]], title: str, path: Path) -> No
     save(figure, path)
 
 
-def _draw_errors(axes: Axes, history: Sequence[dict[str, Any]]) -> None:
+def _draw_errors(axes: "Axes", history: Sequence[dict[str, Any]]) -> None:
     for colour, (key, label) in zip(COLOURS, ERRORS.items(), strict=False):
         points = [(r["epoch"], r[key]) for r in history if r[key] is not None]
         if points:

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from sntg.figures.style import COLOURS, save
+from sntg.figures.style import COLOURS, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 GRID = 400  # points along each side of the mesh the boundary is traced on
 
@@ -25,13 +27,13 @@ class Decisions:
 
 def draw_decisions(panels: Sequence[Decisions], path: Path) -> None:
     """Draws the panels side by side into a PNG file."""
-    figure = Figure(figsize=(5.2 * len(panels), 4.6), layout="constrained")
+    figure = new_figure(5.2 * len(panels), 4.6)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw(axes, panel)
     save(figure, path)
 
 
-def _draw(axes: Axes, panel: Decisions) -> None:
+def _draw(axes: "Axes", panel: Decisions) -> None:
     low, high = panel.points.min(0) - 0.25, panel.points.max(0) + 0.25
     x, y = np.meshgrid(np.linspace(low[0], high[0], GRID), np.linspace(low[1], high[1], GRID))
     plane = panel.classify(np.stack([x.ravel(), y.ravel()], 1)).reshape(x.shape)

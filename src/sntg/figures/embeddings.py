@@ -5,11 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
 
-from sntg.figures.style import COLOURS, save
+from sntg.figures.style import COLOURS, new_figure, save
 
 PERPLEXITY = 36  # the paper's, for its MNIST figure
 MOST_FOR_TSNE = 2000  # beyond that t-SNE takes minutes; the paper's CIFAR-10 figure shows principal components too
@@ -30,6 +27,9 @@ def project(features: np.ndarray) -> np.ndarray:
     >>> project(np.random.default_rng(0).normal(size=(120, 5))).shape
     (120, 2)
     """
+    from sklearn.decomposition import PCA  # here: scikit-learn takes a second to load
+    from sklearn.manifold import TSNE
+
     if len(features) > MOST_FOR_TSNE:
         components: np.ndarray = PCA(2, random_state=0).fit_transform(features)
         return components
@@ -39,7 +39,7 @@ def project(features: np.ndarray) -> np.ndarray:
 
 def draw_embeddings(panels: Sequence[Embedding], path: Path) -> None:
     """Draws the panels side by side into a PNG file."""
-    figure = Figure(figsize=(4.9 * len(panels), 4.8), layout="constrained")
+    figure = new_figure(4.9 * len(panels), 4.8)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         plane = project(panel.features)
         for c in np.unique(panel.classes):

@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from sntg.errors import UsageError
@@ -105,6 +104,8 @@ class KNNGraph:
         """Finds each point's k nearest others; `points` (N, ...) are the inputs before augmentation."""
         if points.ndim < 2 or not torch.isfinite(points).all():
             raise UsageError(f"points must be finite numbers (N, ...); these are {tuple(points.shape)} or not finite")
+        from sklearn.neighbors import NearestNeighbors  # here: scikit-learn takes a second to load
+
         if not 1 <= k < len(points):
             raise UsageError(f"k = {k} nearest neighbours need more than {k} points, not {len(points)}")
         flat = np.ascontiguousarray(points.flatten(1).float().numpy(force=True))
