@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from sntg.models import MLP, SmallNet, stack
-from sntg.training import evaluation
+from sntg.models import MLP, SmallNet, modes, stack
 from sntg.training.evaluation import error, predict
 
 
@@ -17,7 +16,7 @@ def make_stack(runs=3, noise=0.5):
 def test_chunks_change_nothing(monkeypatch, values):
     model, x = make_stack(), torch.randn(3, 13, 2)
     whole = model.eval()(x)
-    monkeypatch.setattr(evaluation, "PASS_BYTES", 4 * values)
+    monkeypatch.setattr(modes, "PASS_BYTES", 4 * values)
     parts = predict(model, x)
     torch.testing.assert_close(parts.logits, whole.logits)
     torch.testing.assert_close(parts.features, whole.features)
@@ -26,7 +25,7 @@ def test_chunks_change_nothing(monkeypatch, values):
 def test_no_pass_is_larger_than_a_chunk(monkeypatch):
     model, sizes = make_stack(runs=2), []
     model.register_forward_hook(lambda module, inputs, output: sizes.append(inputs[0].numel()))
-    monkeypatch.setattr(evaluation, "PASS_BYTES", 4 * 19)
+    monkeypatch.setattr(modes, "PASS_BYTES", 4 * 19)
     predict(model, torch.randn(2, 13, 2))
     assert sizes == [16, 16, 16, 4]  # 4 rows of 2 values of each of 2 runs
 
@@ -34,7 +33,7 @@ def test_no_pass_is_larger_than_a_chunk(monkeypatch):
 def test_inputs_of_half_the_size_go_through_twice_as_many_at_a_time(monkeypatch):
     model, sizes = make_stack(runs=1).double(), []
     model.register_forward_hook(lambda module, inputs, output: sizes.append(inputs[0].shape[1]))
-    monkeypatch.setattr(evaluation, "PASS_BYTES", 8 * 2 * 4)
+    monkeypatch.setattr(modes, "PASS_BYTES", 8 * 2 * 4)
     predict(model, torch.randn(1, 8, 2, dtype=torch.float64))
     predict(model.float(), torch.randn(1, 8, 2))
     assert sizes == [4, 4, 8]
@@ -43,14 +42,14 @@ def test_inputs_of_half_the_size_go_through_twice_as_many_at_a_time(monkeypatch)
 def test_a_row_larger_than_a_chunk_goes_through_alone(monkeypatch):
     model, sizes = make_stack(runs=2), []
     model.register_forward_hook(lambda module, inputs, output: sizes.append(inputs[0].numel()))
-    monkeypatch.setattr(evaluation, "PASS_BYTES", 4 * 3)
+    monkeypatch.setattr(modes, "PASS_BYTES", 4 * 3)
     predict(model, torch.randn(2, 5, 2))
     assert sizes == [4] * 5
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 5)])
 def test_images_are_split_along_their_rows(monkeypatch, shape):
-    monkeypatch.setattr(evaluation, "PASS_BYTES", 4 * 2 * 2 * 16 * 16)
+    monkeypatch.setattr(modes, "PASS_BYTES", 4 * 2 * 2 * 16 * 16)
     net = SmallNet((1, 16, 16), 10)
     model = net if len(shape) == 1 else stack([net, SmallNet((1, 16, 16), 10)])
     x = torch.randn(*shape, 1, 16, 16)

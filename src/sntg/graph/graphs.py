@@ -104,10 +104,10 @@ class KNNGraph:
         """Finds each point's k nearest others; `points` (N, ...) are the inputs before augmentation."""
         if points.ndim < 2 or not torch.isfinite(points).all():
             raise UsageError(f"points must be finite numbers (N, ...); these are {tuple(points.shape)} or not finite")
-        from sklearn.neighbors import NearestNeighbors  # here: scikit-learn takes a second to load
-
         if not 1 <= k < len(points):
             raise UsageError(f"k = {k} nearest neighbours need more than {k} points, not {len(points)}")
+        from sklearn.neighbors import NearestNeighbors  # here: scikit-learn takes a second to load
+
         flat = np.ascontiguousarray(points.flatten(1).float().numpy(force=True))
         nearest = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(flat).kneighbors(return_distance=False)
         return cls(torch.from_numpy(nearest).to(points.device))

@@ -11,7 +11,7 @@ from sntg.models.layers import BN_MOMENTUM, Layer
 from sntg.models.linearised import Linearised, differentiated
 from sntg.models.mlp import MLP
 from sntg.models.modes import (
-    PASS_BYTES,
+    at_once,
     estimate_statistics,
     frozen_statistics,
     initialising,
@@ -22,8 +22,8 @@ from sntg.models.modes import (
 from sntg.models.precision import LOSS_SCALE, PRECISIONS, use_precision
 from sntg.models.small import SmallNet
 
-__all__ = ["BN_MOMENTUM", "LOSS_SCALE", "MLP", "MODELS", "NORMALISATIONS", "PASS_BYTES", "PRECISIONS"]
-__all__ += ["Classifier", "Conv13", "ConvNet", "Layer", "Linearised", "Output", "SmallNet", "build"]
+__all__ = ["BN_MOMENTUM", "LOSS_SCALE", "MLP", "MODELS", "NORMALISATIONS", "PRECISIONS"]
+__all__ += ["Classifier", "Conv13", "ConvNet", "Layer", "Linearised", "Output", "SmallNet", "at_once", "build"]
 __all__ += ["differentiated", "estimate_statistics", "flatten", "frozen_statistics", "initialising", "shared_noise"]
 __all__ += ["split_like", "stack", "two_batches", "unstack", "use_precision", "without_kernels"]
 

@@ -18,6 +18,15 @@ from sntg.models.noise import Perturbation
 PASS_BYTES = 12_500_000
 
 
+def at_once(size: int) -> int:
+    """How many inputs of so many bytes share a pass that keeps no gradients: one at least.
+
+    >>> at_once(3 * 32 * 32 * 4), at_once(10**9)
+    (1017, 1)
+    """
+    return max(1, PASS_BYTES // max(1, size))
+
+
 @contextmanager
 def initialising(model: nn.Module) -> Iterator[None]:
     """Inside, a forward pass sets every g from the batch it sees, layer after layer."""
@@ -73,7 +82,7 @@ def estimate_statistics(model: nn.Module, batches: Iterable[torch.Tensor]) -> No
     done = 0
     try:
         for (_, size), alike in groupby(batches, key=lambda batch: (batch.shape, batch.nbytes)):
-            while chunk := list(islice(alike, max(1, PASS_BYTES // max(1, size)))):
+            while chunk := list(islice(alike, at_once(size))):
                 momentum = done / (done + len(chunk))
                 with _flag(model, Layer, "bn_momentum", momentum), _flag(model, Layer, "average_views", True):
                     model(torch.stack(chunk, view_axis))

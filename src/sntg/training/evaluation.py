@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from sntg.models import PASS_BYTES, Classifier, Output
+from sntg.models import Classifier, Output, at_once
 
 
 @torch.no_grad()
@@ -15,11 +15,10 @@ def predict(model: Classifier, x: Tensor) -> Output:
     torch.Size([5, 3])
     """
     axis = x.ndim - model.event_dims - 1
-    rows_at_once = max(1, PASS_BYTES // max(1, x.nbytes // x.shape[axis]))
     was_training = model.training
     model.eval()
     try:
-        parts = [model(part) for part in torch.split(x, rows_at_once, dim=axis)]
+        parts = [model(part) for part in torch.split(x, at_once(x.nbytes // x.shape[axis]), dim=axis)]
     finally:
         model.train(was_training)
     return Output(torch.cat([p.logits for p in parts], -2), torch.cat([p.features for p in parts], -2))
