@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from seed_effect import effect_table, runs_table
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 TITLES = {"two-moons": "two moons", "four-spins": "four spins", "digits": "digits"}
@@ -94,7 +96,9 @@ if __name__ == "__main__":
         document = ROOT / "docs" / ("digits.md" if dataset == "digits" else "synthetic.md")
         put(document, f"{dataset} seeds", seeds_table(dataset))
         put(document, f"{dataset} tuning", tuning_table(dataset))
-    put(ROOT / "docs" / "cifar10.md", "first epochs", first_epochs_table())
+    cifar10 = {"first epochs": first_epochs_table(), "full runs": runs_table(), "seed effect": effect_table()}
+    for name, table in cifar10.items():
+        put(ROOT / "docs" / "cifar10.md", name, table)
     put(ROOT / "README.md", "overview", overview())
     page = ROOT / "src" / "sntg" / "demo" / "ten_seeds.json"
     page.write_text(json.dumps(for_the_page(), indent=1) + "\n")

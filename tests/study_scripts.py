@@ -1,6 +1,7 @@
 """Scripts of `studies/` as modules: they are in no package, and tests use their functions."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -12,5 +13,9 @@ def load_study(name: str) -> ModuleType:
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(STUDIES))  # as for a script: one may import another
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(STUDIES))
     return module

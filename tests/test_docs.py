@@ -63,6 +63,20 @@ def test_the_first_epochs_are_what_the_results_say_and_every_term_lives(tables: 
             assert all(0 < norm < 10 for norm in run["epochs"][-1]["gradient"].values())
 
 
+def test_the_full_runs_are_what_the_results_say(tables: ModuleType) -> None:
+    assert table_in("docs/cifar10.md", "full runs") == tables.runs_table()
+    assert table_in("docs/cifar10.md", "seed effect") == tables.effect_table()
+
+
+def test_a_seeds_part_is_what_all_methods_share() -> None:
+    added, rest = [0.4, -0.1, -0.3], [[0.05, -0.05, 0], [-0.05, 0.05, 0], [0, 0, 0]]
+    runs = [[method + a + r for a, r in zip(added, row, strict=True)] for method, row in enumerate(rest)]
+    effect = load_study("seed_effect").seed_effect(runs)
+    assert effect.added == pytest.approx(added)
+    assert effect.rest == pytest.approx(0.05)  # four times 0.05^2, of four degrees of freedom
+    assert effect.p == pytest.approx((1 + 156 / 2) ** -2)  # F = (3 * 0.26 / 2) / 0.05^2 with 2 and 4, in closed form
+
+
 def test_the_overview_and_the_demos_page_are_what_the_results_say(tables: ModuleType) -> None:
     assert table_in("README.md", "overview") == tables.overview()
     page = json.loads((ROOT / "src" / "sntg" / "demo" / "ten_seeds.json").read_text())
