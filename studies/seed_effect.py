@@ -2,59 +2,93 @@
 
     python studies/seed_effect.py
 
-A seed draws the 4000 labels and the first weights, whatever the method. If it moves all methods alike, then a run that
-misses the paper by as much as its seed adds had an unlucky draw; a defect would not depend on the seed. Writes
-docs/results/cifar10/seed-effect.png; the tables in docs/cifar10.md come from here through studies/tables.py.
+A seed draws the labels, the first weights and the order of the images, the same for every method. If it moves all
+methods alike, then most of what a run misses the paper by is its seed's. Writes docs/results/cifar10/seed-effect.png;
+the tables in docs/cifar10.md come from here through studies/tables.py.
 """
 
+import itertools
 import json
+import re
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from sntg.figures.style import COLOURS, new_figure, save
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "cifar10"
-SEEDS, PAPER_RUNS = range(4), 10
+LAST = 10  # epochs whose errors on the training images are averaged
+
+
+class Figures(NamedTuple):
+    """Mean and deviation of n runs."""
+
+    mean: float
+    deviation: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ± {self.deviation:.2f} (n = {self.n})"
 
 
 class Method(NamedTuple):
-    """A row of the table: its run folders are FOLDER-seed-0 and so on."""
+    """A row of the tables: its run folders are FOLDER-seed-0 and so on."""
 
     title: str
     folder: str
     prototype: float
-    paper: tuple[float, float]  # mean and deviation over PAPER_RUNS
+    paper: Figures
 
 
 METHODS = [
-    Method("Pi", "pi-4000", 12.66, (12.36, 0.31)),
-    Method("Pi+SNTG, k = 0.1", "pi-sntg-k0.1-4000", 10.71, (11.00, 0.13)),
-    Method("TempEns+SNTG, k = 0.4", "tempens-sntg-4000", 11.05, (10.93, 0.14)),
+    Method("Pi", "pi-4000", 12.66, Figures(12.36, 0.31, 10)),
+    Method("Pi+SNTG, k = 0.1", "pi-sntg-k0.1-4000", 10.71, Figures(11.00, 0.13, 10)),
+    Method("TempEns+SNTG, k = 0.4", "tempens-sntg-4000", 11.05, Figures(10.93, 0.14, 10)),
 ]
 
 
 class SeedEffect(NamedTuple):
-    """Two-way analysis of variance, methods by seeds, a run each."""
+    """Two-way analysis of variance, methods by seeds, a run each; what is seen if seeds add nothing, with what odds."""
 
     added: list[float]  # by each seed, to the mean of its methods
     rest: float  # deviation of what neither method nor seed explains
-    p: float  # that seeds add nothing
+    f_test: float
+    permutation: float  # of the seeds within each method
 
 
-def errors(folder: str) -> dict[int, float]:
-    """Test error (%) of the last epoch by seed, of the runs there are."""
-    files = {seed: RESULTS / f"{folder}-seed-{seed}" / "result.json" for seed in SEEDS}
-    return {seed: json.loads(file.read_text())["error"] for seed, file in files.items() if file.exists()}
+class Seed(NamedTuple):
+    """A run's errors (%): on the test images, and on the training images in the mean of the last epochs."""
+
+    test: float
+    training: float
+
+
+def runs_of(method: Method) -> dict[int, Seed]:
+    """The method's runs by seed."""
+    found = {}
+    for file in sorted(RESULTS.glob(f"{method.folder}-seed-*/metrics.jsonl")):
+        (seed,) = re.findall(r"seed-(\d+)$", file.parent.name)
+        history = [json.loads(line) for line in file.read_text().splitlines()]
+        found[int(seed)] = Seed(history[-1]["error"], mean(epoch["teacher_error"] for epoch in history[-LAST:]))
+    return found
 
 
 def of_labels_alone() -> tuple[list[float], float]:
     """Test errors (%) of a plain classifier that sees only a seed's labels, and their mean over twenty seeds."""
     found = json.loads((RESULTS / "label-sets.json").read_text())
-    return [found["errors"][seed] for seed in SEEDS], found["mean"]
+    return found["errors"], found["mean"]
+
+
+def interval(ours: Figures, paper: Figures) -> tuple[float, float]:
+    """Welch's 95 % confidence interval of the difference of two means."""
+    a, b = (f.deviation**2 / f.n for f in (ours, paper))
+    freedom = (a + b) ** 2 / (a**2 / (ours.n - 1) + b**2 / (paper.n - 1))
+    half = float(stats.t.ppf(0.975, freedom)) * (a + b) ** 0.5
+    return ours.mean - paper.mean - half, ours.mean - paper.mean + half
 
 
 def seed_effect(runs: list[list[float]]) -> SeedEffect:
@@ -66,37 +100,50 @@ def seed_effect(runs: list[list[float]]) -> SeedEffect:
     freedom = columns - 1, (rows - 1) * (columns - 1)
     variance = (rest**2).sum() / freedom[1]
     ratio = rows * (added**2).sum() / freedom[0] / variance
-    return SeedEffect(added.tolist(), float(variance**0.5), float(stats.f.sf(ratio, *freedom)))
+    f_test = float(stats.f.sf(ratio, *freedom))
+    return SeedEffect(added.tolist(), float(variance**0.5), f_test, _permutation_test(table))
+
+
+def _permutation_test(table: NDArray[np.float64]) -> float:
+    """The share of orders of the seeds within methods that let seeds differ as much."""
+    orders = [list(order) for order in itertools.permutations(range(table.shape[1]))]
+    spread = [  # the first method may keep its order: only how the others lie to it matters
+        np.stack([table[0], *(row[order] for row, order in zip(table[1:], chosen, strict=True))]).mean(0).var()
+        for chosen in itertools.product(orders, repeat=len(table) - 1)
+    ]
+    return float(np.mean(np.array(spread) >= table.mean(0).var() - 1e-12))
 
 
 def runs_table() -> str:
-    """Every method's error by seed, beside the paper's and the prototype's; p is Welch's."""
-    head = [*(f"seed {s}" for s in SEEDS), "mean", "prototype", "paper", "p"]
+    """Every method's error by seed, beside the paper's and the prototype's."""
+    found = {method: runs_of(method) for method in METHODS}
+    seeds = sorted(set().union(*found.values()))
+    head = [*(f"seed {s}" for s in seeds), "mean", "prototype", "paper", "above the paper (95 %)"]
     rows = ["| | " + " | ".join(head) + " |", "|---" * (1 + len(head)) + "|"]
-    for title, folder, prototype, paper in METHODS:
-        found = errors(folder)
-        cells = [f"[{found[s]:.2f}](results/cifar10/{folder}-seed-{s})" if s in found else "" for s in SEEDS]
-        ours = mean(found.values()), stdev(found.values())
-        p = stats.ttest_ind_from_stats(*ours, len(found), *paper, PAPER_RUNS, equal_var=False).pvalue
-        cells += [f"{ours[0]:.2f} ± {ours[1]:.2f} (n = {len(found)})", f"{prototype:.2f}"]
-        cells += [f"{paper[0]:.2f} ± {paper[1]:.2f}", f"{p:.2f}"]
-        rows.append(f"| {title} | " + " | ".join(cells) + " |")
-    labels = " | ".join(f"{e:.1f}" for e in of_labels_alone()[0])
+    for method, runs in found.items():
+        cells = [f"[{runs[s].test:.2f}](results/cifar10/{method.folder}-seed-{s})" if s in runs else "" for s in seeds]
+        errors = [run.test for run in runs.values()]
+        ours = Figures(mean(errors), stdev(errors), len(errors))
+        low, high = interval(ours, method.paper)
+        above = f"{ours.mean - method.paper.mean:+.2f} ({low:+.2f} to {high:+.2f})"
+        cells += [str(ours), f"{method.prototype:.2f}", str(method.paper), above]
+        rows.append(f"| {method.title} | " + " | ".join(cells) + " |")
+    labels = " | ".join(f"{of_labels_alone()[0][s]:.1f}" for s in seeds)
     return "\n".join([*rows, f"| a plain classifier on the labels alone | {labels} | | | | |"])
 
 
-def effect_table() -> str:
-    """What each seed adds, of those that every method was run with."""
-    found = [errors(method.folder) for method in METHODS]
+def effect_table(images: str) -> str:
+    """What each seed adds to the error on test or training images, of those that every method was run with."""
+    found = [runs_of(method) for method in METHODS]
     seeds = sorted(set.intersection(*map(set, found)))
-    effect = seed_effect([[runs[seed] for seed in seeds] for runs in found])
-    rows = ["| | " + " | ".join(f"seed {s}" for s in seeds) + " |", "|---" * (1 + len(seeds)) + "|"]
-    for method, runs in zip(METHODS, found, strict=True):
-        centre = mean(runs[s] for s in seeds)
-        rows.append(f"| {method.title} | " + " | ".join(f"{runs[s] - centre:+.2f}" for s in seeds) + " |")
+    errors = [[getattr(runs[seed], images) for seed in seeds] for runs in found]
+    rows = [f"| {images} images | " + " | ".join(f"seed {s}" for s in seeds) + " |", "|---" * (1 + len(seeds)) + "|"]
+    for method, row in zip(METHODS, errors, strict=True):
+        rows.append(f"| {method.title} | " + " | ".join(f"{error - mean(row):+.2f}" for error in row) + " |")
+    effect = seed_effect(errors)
     rows.append("| **mean** | " + " | ".join(f"**{e:+.2f}**" for e in effect.added) + " |")
-    unexplained = f"Explained by neither method nor seed: a deviation of {effect.rest:.2f}."
-    return "\n".join([*rows, "", f"{unexplained} That seeds add nothing: p = {effect.p:.3f}."])
+    odds = f"p = {effect.f_test:.3f} by an F test, {effect.permutation:.2f} by permutation"
+    return "\n".join([*rows, "", f"The rest has a deviation of {effect.rest:.2f}; if seeds added nothing, {odds}."])
 
 
 def draw(path: Path) -> None:
@@ -104,16 +151,18 @@ def draw(path: Path) -> None:
     figure = new_figure(6.5, 4.2)
     axes = figure.subplots()
     alone, usual = of_labels_alone()
+    seeds = set()
     for colour, method in zip(COLOURS, METHODS, strict=False):
-        points = sorted((alone[seed], error) for seed, error in errors(method.folder).items())
-        axes.plot(*zip(*points, strict=True), "o-", color=colour, label=method.title)
-        axes.axhline(method.paper[0], color=colour, linestyle="--", linewidth=1)
+        runs = runs_of(method)
+        seeds |= set(runs)
+        axes.plot([alone[s] for s in runs], [run.test for run in runs.values()], "o", color=colour, label=method.title)
+        axes.axhline(method.paper.mean, color=colour, linestyle="--", linewidth=1)
     axes.axvline(usual, color="#999999", linestyle=":", label="mean of twenty sets of labels")
     above = axes.secondary_xaxis("top")
-    above.set_xticks(alone, [f"seed {seed}" for seed in SEEDS], rotation=45, ha="left")
+    above.set_xticks([alone[s] for s in sorted(seeds)], [f"seed {s}" for s in sorted(seeds)], rotation=90)
     axes.set_xlabel("error of a plain classifier on the seed's labels alone (%)")
     axes.set_ylabel("test error of the full run (%); dashed: the paper")
-    axes.legend(frameon=False)
+    axes.legend(loc="center left")  # framed, or its dots look like runs
     save(figure, path)
 
 
