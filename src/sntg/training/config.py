@@ -107,7 +107,7 @@ BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "validation": (0, None),
     "epoch_steps": (0, 1_000_000),  # the timetable has a line for each
     "batch": (0, None),
-    "labelled_batch": (0, None),
+    "labelled_batch": (0, 1_000_000),  # they may be more than there are labels: then some come more than once
     "lr": (0, None),
     "beta2": (0, 1),
     "ramp_up": (0, None),
@@ -122,7 +122,7 @@ BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "noise": (0, None),
     "dropout": (0, 0.99),
     "bn_momentum": (0, 1),
-    "bn_batches": (0, None),
+    "bn_batches": (0, 10_000),  # all their points are picked at once
     "label_noise": (0, 100),
     "early_momentum": (0, 1),
     "early_epochs": (0, None),
