@@ -223,7 +223,6 @@ def test_recorded_training_is_eager_training_in_every_variant(method, settings, 
     assert_engine_is_eager(method, ENGINES[-1], record_property, **settings)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("float32", torch.float32), ("bfloat16", torch.float16), ("float16", torch.float16)]
 )
@@ -235,6 +234,7 @@ def test_images_are_kept_in_16_bits_where_the_convolutions_round_them(precision,
     assert runs.errors()["ema_error"][0] == pytest.approx(before["ema_error"][0], abs=4.0)  # two of the 50 images
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16", "float16"])
 @pytest.mark.parametrize("method", ["pi", "mt+sntg", "vat"])
 def test_in_fewer_bits_a_recorded_step_is_near_the_eager_one(method, precision, same_draws):
