@@ -100,6 +100,8 @@ def test_the_split_is_kept_and_leads_to_the_same_run(points, tmp_path, monkeypat
     config = quick(split_file=str(folder / "split.txt"))
     assert config.labels == 12
     assert run(config, tmp_path / "run").history == trained.history
+    source = f"# two-moons, 12 labels, seed 0, listed in {config.split_file!r}"  # and not drawn by this seed
+    assert (tmp_path / "run/split.txt").read_text().splitlines()[0] == source
 
 
 def test_points_held_out_are_kept_by_number_and_tested_on(tmp_path, monkeypatch):

@@ -64,7 +64,8 @@ class RunFolder:
     def start(self, config: Config, split: Split) -> None:
         """Writes the settings and the split of a new run."""
         check_free(self.path)
-        about = f"{config.dataset}, {config.labels} labels, seed {config.seed}, {config.split}"
+        chosen = f"listed in {config.split_file!r}" if config.split_file else config.split
+        about = f"{config.dataset}, {config.labels} labels, seed {config.seed}, {chosen}"
         try:
             write_split(self.path / SPLIT, split, about)
             if len(split.validation):
