@@ -7,9 +7,9 @@ methods alike, then most of what a run misses the paper by is its seed's. Writes
 the tables in docs/cifar10.md come from here through studies/tables.py.
 """
 
+import gzip
 import itertools
 import json
-import re
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
@@ -51,30 +51,37 @@ METHODS = [
 ]
 
 
-class SeedEffect(NamedTuple):
-    """Two-way analysis of variance, methods by seeds, a run each; what is seen if seeds add nothing, with what odds."""
+class Effect(NamedTuple):
+    """Two-way analysis of variance of a table with a run in each cell: what its columns, say seeds, add."""
 
-    added: list[float]  # by each seed, to the mean of its methods
-    rest: float  # deviation of what neither method nor seed explains
-    f_test: float
-    permutation: float  # of the seeds within each method
+    added: list[float]  # by each column, to the mean of all
+    rest: float  # deviation of what neither row nor column explains
+    f_test: float  # how likely columns differ as much if they add nothing
+    permutation: float  # the same, by exchanging cells within each row
+
+    @property
+    def odds(self) -> str:
+        return f"p = {self.f_test:.3f} by an F test, {self.permutation:.2f} by permutation"
 
 
-class Seed(NamedTuple):
-    """A run's errors (%): on the test images, and on the training images in the mean of the last epochs."""
+class Run(NamedTuple):
+    """A full run's errors (%): on the test images, and on the training images in the mean of the last epochs."""
 
     test: float
     training: float
 
 
-def runs_of(method: Method) -> dict[int, Seed]:
+def read_run(folder: Path) -> Run:
+    """The errors of the run in a folder of the results."""
+    lines = gzip.decompress((folder / "metrics.jsonl.gz").read_bytes()).splitlines()
+    history = [json.loads(line) for line in lines]
+    return Run(history[-1]["error"], mean(epoch["teacher_error"] for epoch in history[-LAST:]))
+
+
+def runs_of(method: Method) -> dict[int, Run]:
     """The method's runs by seed."""
-    found = {}
-    for file in sorted(RESULTS.glob(f"{method.folder}-seed-*/metrics.jsonl")):
-        (seed,) = re.findall(r"seed-(\d+)$", file.parent.name)
-        history = [json.loads(line) for line in file.read_text().splitlines()]
-        found[int(seed)] = Seed(history[-1]["error"], mean(epoch["teacher_error"] for epoch in history[-LAST:]))
-    return found
+    folders = sorted(RESULTS.glob(f"{method.folder}-seed-*"))
+    return {int(folder.name.rpartition("-")[2]): read_run(folder) for folder in folders}
 
 
 def of_labels_alone() -> tuple[list[float], float]:
@@ -91,9 +98,9 @@ def interval(ours: Figures, paper: Figures) -> tuple[float, float]:
     return ours.mean - paper.mean - half, ours.mean - paper.mean + half
 
 
-def seed_effect(runs: list[list[float]]) -> SeedEffect:
-    """Takes the errors of each method (rows) with each seed (columns) apart."""
-    table = np.array(runs)
+def column_effect(cells: list[list[float]]) -> Effect:
+    """Takes what the columns of a table add apart from what its rows do."""
+    table = np.array(cells)
     rows, columns = table.shape
     added = table.mean(0) - table.mean()
     rest = table - table.mean(1, keepdims=True) - added
@@ -101,13 +108,13 @@ def seed_effect(runs: list[list[float]]) -> SeedEffect:
     variance = (rest**2).sum() / freedom[1]
     ratio = rows * (added**2).sum() / freedom[0] / variance
     f_test = float(stats.f.sf(ratio, *freedom))
-    return SeedEffect(added.tolist(), float(variance**0.5), f_test, _permutation_test(table))
+    return Effect(added.tolist(), float(variance**0.5), f_test, _permutation_test(table))
 
 
 def _permutation_test(table: NDArray[np.float64]) -> float:
-    """The share of orders of the seeds within methods that let seeds differ as much."""
+    """The share of orders of the cells within rows that let columns differ as much."""
     orders = [list(order) for order in itertools.permutations(range(table.shape[1]))]
-    spread = [  # the first method may keep its order: only how the others lie to it matters
+    spread = [  # the first row may keep its order: only how the others lie to it matters
         np.stack([table[0], *(row[order] for row, order in zip(table[1:], chosen, strict=True))]).mean(0).var()
         for chosen in itertools.product(orders, repeat=len(table) - 1)
     ]
@@ -140,10 +147,10 @@ def effect_table(images: str) -> str:
     rows = [f"| {images} images | " + " | ".join(f"seed {s}" for s in seeds) + " |", "|---" * (1 + len(seeds)) + "|"]
     for method, row in zip(METHODS, errors, strict=True):
         rows.append(f"| {method.title} | " + " | ".join(f"{error - mean(row):+.2f}" for error in row) + " |")
-    effect = seed_effect(errors)
+    effect = column_effect(errors)
     rows.append("| **mean** | " + " | ".join(f"**{e:+.2f}**" for e in effect.added) + " |")
-    odds = f"p = {effect.f_test:.3f} by an F test, {effect.permutation:.2f} by permutation"
-    return "\n".join([*rows, "", f"The rest has a deviation of {effect.rest:.2f}; if seeds added nothing, {odds}."])
+    note = f"The rest has a deviation of {effect.rest:.2f}; if seeds added nothing, {effect.odds}."
+    return "\n".join([*rows, "", note])
 
 
 def draw(path: Path) -> None:

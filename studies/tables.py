@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from crossed_runs import crossed_table
 from seed_effect import effect_table, runs_table
 
 ROOT = Path(__file__).parents[1]
@@ -100,6 +101,7 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "cifar10.md", "full runs", runs_table())
     for images in ("test", "training"):
         put(ROOT / "docs" / "cifar10.md", f"seed effect, {images}", effect_table(images))
+        put(ROOT / "docs" / "cifar10.md", f"crossed runs, {images}", crossed_table(images))
     put(ROOT / "README.md", "overview", overview())
     page = ROOT / "src" / "sntg" / "demo" / "ten_seeds.json"
     page.write_text(json.dumps(for_the_page(), indent=1) + "\n")

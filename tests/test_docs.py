@@ -67,6 +67,7 @@ def test_the_full_runs_are_what_the_results_say(tables: ModuleType) -> None:
     assert table_in("docs/cifar10.md", "full runs") == tables.runs_table()
     for images in ("test", "training"):
         assert table_in("docs/cifar10.md", f"seed effect, {images}") == tables.effect_table(images)
+        assert table_in("docs/cifar10.md", f"crossed runs, {images}") == tables.crossed_table(images)
 
 
 def test_the_overview_and_the_demos_page_are_what_the_results_say(tables: ModuleType) -> None:
