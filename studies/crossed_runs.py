@@ -10,17 +10,19 @@ come from here through studies/tables.py.
 from pathlib import Path
 from statistics import mean
 
-from seed_effect import METHODS, RESULTS, column_effect, read_run
+from scipy import stats
+from seed_effect import METHODS, RESULTS, Effect, column_effect, read_run
 
 from sntg.figures.style import COLOURS, new_figure, save
 
-METHOD = METHODS[2]
+(METHOD,) = (method for method in METHODS if method.folder.startswith("tempens"))
 SEEDS = range(3)
 DEFECT = 0.4  # points above the prototype that count as one
 
 
 def folder_of(labels: int, seed: int) -> Path:
-    """The folder of the run with the labels of one seed and all else of another."""
+    """The folder of the run with the labels of one seed and all else of another; of seed 0's own, which was run
+    twice, the later, as it is of the others' code."""
     crossed = RESULTS / f"{METHOD.folder}-labels-{labels}-seed-{seed}"
     return crossed if crossed.exists() or labels != seed else RESULTS / f"{METHOD.folder}-seed-{seed}"
 
@@ -30,6 +32,15 @@ def errors(images: str) -> list[list[float]]:
     return [[getattr(read_run(folder_of(labels, seed)), images) for seed in SEEDS] for labels in SEEDS]
 
 
+def first_against_others(effect: Effect) -> tuple[float, float, float]:
+    """How far the first column is above the mean of the others, with the ends of the 95 % confidence interval."""
+    columns = len(effect.added)
+    rows = 1 + effect.freedom // (columns - 1)
+    above = effect.added[0] - mean(effect.added[1:])
+    half = float(stats.t.ppf(0.975, effect.freedom)) * effect.rest * (1 / rows + 1 / (rows * (columns - 1))) ** 0.5
+    return above, above - half, above + half
+
+
 def crossed_table(images: str) -> str:
     """Errors by labels and all else, with what a row and a column adds."""
     table = errors(images)
@@ -37,18 +48,17 @@ def crossed_table(images: str) -> str:
     head = [f"{images} images", *(f"all else of seed {seed}" for seed in SEEDS), "these labels add"]
     rows = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for seed, row, added in zip(SEEDS, table, labels.added, strict=True):
-        cells = [
+        links = (
             f"[{e:.2f}](results/cifar10/{folder_of(seed, other).name})" for other, e in zip(SEEDS, row, strict=True)
-        ]
-        rows.append(f"| labels of seed {seed} | " + " | ".join(cells) + f" | **{added:+z.2f}** |")
+        )
+        rows.append(f"| labels of seed {seed} | " + " | ".join(links) + f" | **{added:+z.2f}** |")
     average = mean(map(mean, table))
     rows.append("| all else adds | " + " | ".join(f"**{a:+z.2f}**" for a in others.added) + f" | mean {average:.2f} |")
-    notes = [
-        f"If labels added nothing: {labels.odds}.",
-        f"If all else added nothing: {others.odds}.",
-        f"What neither explains has a deviation of {others.rest:.2f}.",
-    ]
-    return "\n".join([*rows, "", *notes])
+    notes = []
+    for part, effect in (("the labels", labels), ("all else", others)):
+        above, low, high = first_against_others(effect)
+        notes.append(f"With {part} of seed 0 instead of another's: {above:+.2f} ({low:+.2f} to {high:+.2f}, 95 %).")
+    return "\n".join([*rows, "", *notes, f"What neither explains has a deviation of {others.rest:.2f}."])
 
 
 def draw(path: Path) -> None:

@@ -56,12 +56,9 @@ class Effect(NamedTuple):
 
     added: list[float]  # by each column, to the mean of all
     rest: float  # deviation of what neither row nor column explains
-    f_test: float  # how likely columns differ as much if they add nothing
+    freedom: int  # what `rest` is known by
+    f_test: float  # how likely columns differ at least as much if they add nothing
     permutation: float  # the same, by exchanging cells within each row
-
-    @property
-    def odds(self) -> str:
-        return f"p = {self.f_test:.3f} by an F test, {self.permutation:.2f} by permutation"
 
 
 class Run(NamedTuple):
@@ -108,7 +105,7 @@ def column_effect(cells: list[list[float]]) -> Effect:
     variance = (rest**2).sum() / freedom[1]
     ratio = rows * (added**2).sum() / freedom[0] / variance
     f_test = float(stats.f.sf(ratio, *freedom))
-    return Effect(added.tolist(), float(variance**0.5), f_test, _permutation_test(table))
+    return Effect(added.tolist(), float(variance**0.5), freedom[1], f_test, _permutation_test(table))
 
 
 def _permutation_test(table: NDArray[np.float64]) -> float:
@@ -149,8 +146,8 @@ def effect_table(images: str) -> str:
         rows.append(f"| {method.title} | " + " | ".join(f"{error - mean(row):+.2f}" for error in row) + " |")
     effect = column_effect(errors)
     rows.append("| **mean** | " + " | ".join(f"**{e:+.2f}**" for e in effect.added) + " |")
-    note = f"The rest has a deviation of {effect.rest:.2f}; if seeds added nothing, {effect.odds}."
-    return "\n".join([*rows, "", note])
+    odds = f"p = {effect.f_test:.3f} by an F test, {effect.permutation:.2f} by permutation"
+    return "\n".join([*rows, "", f"The rest has a deviation of {effect.rest:.2f}; if seeds added nothing, {odds}."])
 
 
 def draw(path: Path) -> None:

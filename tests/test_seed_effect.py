@@ -1,7 +1,8 @@
 """The statistics behind docs/cifar10.md (studies/seed_effect.py, crossed_runs.py) against closed forms and SciPy."""
 
-import itertools
+import gzip
 import json
+import re
 from pathlib import Path
 from statistics import mean, stdev
 from types import ModuleType
@@ -38,24 +39,49 @@ def test_the_figure_of_the_seeds_is_drawn(seed_effect: ModuleType, tmp_path: Pat
     assert (tmp_path / "seeds.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_is_its_last_test_error_and_its_last_training_errors_in_the_mean(
+    seed_effect: ModuleType, tmp_path: Path
+) -> None:
+    history = [{"error": None, "teacher_error": 90.0}] + [{"error": e, "teacher_error": 2 * e} for e in range(10)]
+    lines = "".join(json.dumps(epoch) + "\n" for epoch in history)
+    (tmp_path / "metrics.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    assert seed_effect.read_run(tmp_path) == (9, 9.0)
+
+
 def test_labels_and_all_else_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     crossed = load_study("crossed_runs")
-    added = {"labels": [0.3, -0.1, -0.2], "else": [0.05, 0.0, -0.05]}
-    errors = [[11 + a + b for b in added["else"]] for a in added["labels"]]
+    labels, others = [0.3, -0.1, -0.2], [0.06, 0.0, -0.06]
+    rest = [[0.1, -0.1, 0.0], [-0.1, 0.1, 0.0], [0.0, 0.0, 0.0]]  # four degrees of freedom: a deviation of 0.1
+    errors = [[11 + a + b + c for b, c in zip(others, row, strict=True)] for a, row in zip(labels, rest, strict=True)]
     monkeypatch.setattr(crossed, "errors", lambda images: errors)
-    rows = [line.split(" | ") for line in crossed.crossed_table("test").splitlines()]
+    lines = crossed.crossed_table("test").splitlines()
+    rows = [line.split(" | ") for line in lines]
     assert [row[-1] for row in rows[2:5]] == ["**+0.30** |", "**-0.10** |", "**-0.20** |"]
-    assert rows[5][1:] == ["**+0.05**", "**+0.00**", "**-0.05**", "mean 11.00 |"]
-    assert [row[1][:8] for row in rows[2:5]] == ["[11.35](", "[10.95](", "[10.85]("]  # with all else of seed 0
+    assert rows[5][1:] == ["**+0.06**", "**+0.00**", "**-0.06**", "mean 11.00 |"]
+    assert rows[3][1] == "[10.86](results/cifar10/tempens-sntg-4000-labels-1-seed-0)"
+    half = stats.t.ppf(0.975, 4) * 0.1 * (1 / 3 + 1 / 6) ** 0.5
+    for line, part, above in ((-3, "the labels", 0.45), (-2, "all else", 0.09)):
+        interval = f"{above:+.2f} ({above - half:+.2f} to {above + half:+.2f}, 95 %)"
+        assert lines[line] == f"With {part} of seed 0 instead of another's: {interval}."
+    assert lines[-1].endswith("0.10.")
 
 
-def test_a_crossed_run_had_the_labels_and_the_seed_it_stands_for() -> None:
+def test_a_crossed_run_had_the_labels_and_the_seed_its_folder_names(seed_effect: ModuleType) -> None:
+    folders = list(seed_effect.RESULTS.glob("tempens-sntg-4000-labels-*"))
+    assert len(folders) == 8
+    for folder in folders:
+        labels, seed = map(int, re.findall(r"-labels-(\d+)-seed-(\d+)$", folder.name)[0])
+        config, result = (json.loads((folder / name).read_text()) for name in ("config.json", "result.json"))
+        assert config["seed"] == result["seed"] == seed
+        assert config["split_file"].endswith(f"-seed-{labels}/split.txt")
+        assert config["split_file"] in result["provenance"]["command"]
+
+
+def test_where_labels_and_all_else_are_of_one_seed_no_labels_were_listed() -> None:
     crossed = load_study("crossed_runs")
-    for labels, seed in itertools.product(crossed.SEEDS, repeat=2):
-        config = json.loads((crossed.folder_of(labels, seed) / "config.json").read_text())
-        assert config["seed"] == seed
-        source = config["split_file"] or f"seed-{config['seed']}/split.txt"
-        assert source.endswith(f"seed-{labels}/split.txt")
+    for seed in (1, 2):
+        config = json.loads((crossed.folder_of(seed, seed) / "config.json").read_text())
+        assert (config["seed"], config["split_file"]) == (seed, "")
 
 
 def test_the_figure_of_the_crossed_runs_is_drawn(tmp_path: Path) -> None:

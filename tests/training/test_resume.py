@@ -304,10 +304,8 @@ def test_a_run_from_an_index_file_goes_on_with_its_own_copy(tmp_path, undisturbe
     want_checkpoints(tmp_path / "run", 600.0)
     split.write_text("0 1\n1 1\n")
     resume(tmp_path / "run")
-    for name in ("model.safetensors", "metrics.jsonl"):
+    for name in ("model.safetensors", "metrics.jsonl", "validation.txt"):
         assert (tmp_path / "run" / name).read_bytes() == undisturbed("pi+sntg")[name]
-    for name in ("split.txt", "validation.txt"):  # their first line says where the labels are from
-        assert (tmp_path / "run" / name).read_bytes().splitlines()[1:] == undisturbed("pi+sntg")[name].splitlines()[1:]
 
 
 def test_other_data_than_the_run_began_with_are_refused_and_nothing_is_touched(copy):

@@ -64,10 +64,10 @@ class RunFolder:
     def start(self, config: Config, split: Split) -> None:
         """Writes the settings and the split of a new run."""
         check_free(self.path)
+        about = f"{config.dataset}, {config.labels} labels, seed {config.seed}"
         chosen = f"listed in {config.split_file!r}" if config.split_file else config.split
-        about = f"{config.dataset}, {config.labels} labels, seed {config.seed}, {chosen}"
         try:
-            write_split(self.path / SPLIT, split, about)
+            write_split(self.path / SPLIT, split, f"{about}, {chosen}")
             if len(split.validation):
                 write_rows(self.path / VALIDATION, split.validation, f"{about}: training points held out")
             write_text(self.path / CONFIG, json.dumps(config.as_dict(), indent=2) + "\n")
