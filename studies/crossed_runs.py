@@ -21,8 +21,8 @@ DEFECT = 0.4  # points above the prototype that count as one
 
 
 def folder_of(labels: int, seed: int) -> Path:
-    """The folder of the run with the labels of one seed and all else of another; of seed 0's own, which was run
-    twice, the later, as it is of the others' code."""
+    """The folder of the run with the labels of one seed and all else of another. Seed 0's own was made twice: this is
+    the later one, of code that trains as the others' does."""
     crossed = RESULTS / f"{METHOD.folder}-labels-{labels}-seed-{seed}"
     return crossed if crossed.exists() or labels != seed else RESULTS / f"{METHOD.folder}-seed-{seed}"
 

@@ -3,8 +3,8 @@
     python studies/seed_effect.py
 
 A seed draws the labels, the first weights and the order of the images, the same for every method. If it moves all
-methods alike, then most of what a run misses the paper by is its seed's. Writes docs/results/cifar10/seed-effect.png;
-the tables in docs/cifar10.md come from here through studies/tables.py.
+methods alike, then that part of what a run misses the paper by is its seed's. Writes
+docs/results/cifar10/seed-effect.png; the tables in docs/cifar10.md come from here through studies/tables.py.
 """
 
 import gzip
@@ -109,7 +109,7 @@ def column_effect(cells: list[list[float]]) -> Effect:
 
 
 def _permutation_test(table: NDArray[np.float64]) -> float:
-    """The share of orders of the cells within rows that let columns differ as much."""
+    """The share of orders of the cells within rows that let columns differ at least as much."""
     orders = [list(order) for order in itertools.permutations(range(table.shape[1]))]
     spread = [  # the first row may keep its order: only how the others lie to it matters
         np.stack([table[0], *(row[order] for row, order in zip(table[1:], chosen, strict=True))]).mean(0).var()
