@@ -97,6 +97,9 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("            with frozen_statistics(self.model):", "            if True:"),
         ("        with two_batches(self.model, n):", "        if True:"),  # the labelled rows' statistics are their own
         ("clean.logits.detach()", "clean.logits"),  # no gradient through the clean pass
+        ('clean if self.graph_features == "clean" else ', ""),  # whose features the graph term takes
+        ('clean if self.graph_features == "clean" else Output(clean.logits, moved.features)', "clean"),
+        ("Output(clean.logits, moved.features)", "moved"),  # the entropy stays the clean pass's
     ],
     ("methods/objective.py", "methods/test_objective.py methods/test_temporal_ensembling.py"): [
         ("entropy(passes.student.logits)", "entropy(passes.student.logits.detach())"),

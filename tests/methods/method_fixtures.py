@@ -20,7 +20,7 @@ from sntg.models.layers import BatchNormDense
 
 RUNS, N, POINTS, CLASSES, HIDDEN = 2, 12, 16, 3, 5
 LAYERS = ("hidden.0", "hidden.1", "hidden.2", "output")
-OPTIONS = {"alpha": 0.6, "epsilon": 0.3, "power_iterations": 1, "xi": 0.0}
+OPTIONS = {"alpha": 0.6, "epsilon": 0.3, "power_iterations": 1, "xi": 0.0, "graph_features": "clean"}
 BASES = tuple(METHODS)
 
 Arrays = dict[str, np.ndarray]

@@ -9,22 +9,27 @@ from method_fixtures import (
     CLASSES,
     LAYERS,
     Arrays,
+    N,
     assert_term,
     cross_entropy,
     differ,
+    entropy,
     gradients,
     kl,
     make_batch,
     make_batch_normed_model,
     make_model,
     make_setup,
+    pairs_of,
     references,
+    sntg,
     softmax,
     take_step,
     through_softmax,
 )
 
-from sntg.methods import Batch
+from sntg.graph import HardGraph
+from sntg.methods import Batch, GraphTerm, Objective
 from sntg.methods.vat import VAT
 from sntg.models import SmallNet, stack
 
@@ -70,6 +75,32 @@ def test_smoothness_gives_every_weight_the_gradient_through_the_perturbed_pass_a
         through_clean = network.backward(clean, through_softmax(clean.p, d_target))
         assert differ(expected[-1], {k: v + through_clean[k] for k, v in expected[-1].items()})
     assert_term(passes.terms["consistency"], model, values, expected)
+
+
+@pytest.mark.parametrize("graph_features", ["clean", "perturbed"])
+def test_the_graph_takes_the_features_of_the_pass_it_is_told_and_its_neighbours_from_the_clean_one(graph_features):
+    model, batch, shown = make_model(0), make_batch(0), []
+    method = VAT(make_setup(model, epsilon=1.0, graph_features=graph_features))
+    model.register_forward_pre_hook(lambda _, args: shown.append(args[0].detach().clone()))
+    terms, seen = Objective(method, ent=True, graph_term=GraphTerm(HardGraph(), margin=2.0))(batch)
+    values, expected, entropies, through_entropy = [], [], [], []
+    for run, network in enumerate(references(model)):
+        clean, moved = network.forward(batch.x[run].numpy()), network.forward(perturbed(shown, batch)[run].numpy())
+        classes = clean.p.argmax(1)
+        assert seen.teacher[run].tolist() == classes.tolist()
+        assert classes.tolist() != moved.p.argmax(1).tolist()  # the perturbed pass would make another graph
+        labels = batch.labels[run].numpy()
+        nodes, half = np.where(labels >= 0, labels, classes), pairs_of("half", N)
+        trace, other = (clean, moved) if graph_features == "clean" else (moved, clean)
+        value, d_features = sntg(trace.features, nodes, half, 2.0)
+        values.append(value)
+        expected.append(network.backward(trace, d_features=d_features))
+        assert differ(expected[-1], network.backward(other, d_features=sntg(other.features, nodes, half, 2.0)[1]))
+        value, d_logits = entropy(clean.logits)
+        entropies.append(value)
+        through_entropy.append(network.backward(clean, d_logits))
+    assert_term(terms["sntg"], model, values, expected)
+    assert_term(terms["entropy"], model, entropies, through_entropy)
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 2.0])

@@ -12,7 +12,8 @@ import torch
 from interpreter import DEVICE, INTERPRETED, needs_kernels, run_in_interpreter
 
 from sntg.adversarial import adversarial_direction
-from sntg.methods import Batch, Objective, Setup
+from sntg.graph import HardGraph
+from sntg.methods import Batch, GraphTerm, Objective, Setup
 from sntg.methods.vat import VAT
 from sntg.models import (
     NORMALISATIONS,
@@ -149,10 +150,14 @@ def test_a_network_that_is_only_partly_fused_leaves_its_derivative_to_pytorch():
 # --- a step ----------------------------------------------------------------------------------------------------------
 
 
-def vat_loss(net, x, few, power_iterations=1, xi=0.0):
-    """The sum of the terms of vat+ent, as a function without arguments."""
-    options = {"epsilon": 2.0, "power_iterations": power_iterations, "xi": xi}
-    objective = Objective(VAT(Setup(net, lambda x: x, None, 100, CLASSES, options)), ent=True)
+def make_vat(net, **options):
+    given = {"epsilon": 2.0, "power_iterations": 1, "xi": 0.0, "graph_features": "clean"} | options
+    return VAT(Setup(net, lambda x: x, None, 100, CLASSES, given))
+
+
+def vat_loss(net, x, few, **options):
+    """The sum of the terms of vat+ent+sntg, as a function without arguments."""
+    objective = Objective(make_vat(net, **options), ent=True, graph_term=GraphTerm(HardGraph()))
     rows = torch.arange(x.shape[1], device=DEVICE)[None]
     labelled = Batch(few, rows[:, : few.shape[1]] % CLASSES, rows[:, : few.shape[1]])
     return lambda: torch.stack(list(objective(Batch(x, rows % CLASSES, rows, labelled))[0].values())).sum()
@@ -182,7 +187,13 @@ def assert_same_step(found, expected):
 @needs_kernels
 @pytest.mark.parametrize(
     ("normalisation", "options"),
-    [("mean-only", {}), ("batch", {}), ("batch-logits", {"power_iterations": 2}), ("batch", {"xi": 1e-2})],
+    [
+        ("mean-only", {}),
+        ("batch", {}),
+        ("batch", {"graph_features": "perturbed"}),
+        ("batch-logits", {"power_iterations": 2}),
+        ("batch", {"xi": 1e-2}),
+    ],
     ids=str,
 )
 def test_a_step_is_the_same_with_kernels_and_without(normalisation, options):
@@ -206,9 +217,9 @@ def test_the_bits_of_a_step_repeat(monkeypatch):
 def test_all_unlabelled_passes_share_their_noise_and_masks():
     """Without a perturbation the last pass is the first: no divergence is left."""
     net = make_net("batch", "tf32")
-    objective = VAT(Setup(net, lambda x: x, None, 100, CLASSES, {"epsilon": 0.0, "power_iterations": 1, "xi": 0.0}))
     x, few, rows = images(6), images(4, seed=1), torch.arange(6, device=DEVICE)[None]
-    terms = objective.passes(Batch(x, rows, rows, Batch(few, rows[:, :4] % CLASSES, rows[:, :4]))).terms
+    batch = Batch(x, rows, rows, Batch(few, rows[:, :4] % CLASSES, rows[:, :4]))
+    terms = make_vat(net, epsilon=0.0).passes(batch).terms
     assert abs(float(terms["consistency"])) < 1e-6
 
 

@@ -114,6 +114,7 @@ def test_compiled_training_is_eager_training_for_every_method(method):
         ("pi+sntg", {"graph": "soft", "graph_labels": "teacher"}),
         ("sntg", {"graph": "knn"}),
         ("vat", {"xi": 0.1, "power_iterations": 2}),
+        ("vat+sntg", {"graph_features": "perturbed"}),
         ("pi", {"ramp_up": 5, "ramp_down": 5, "stepwise": True, "early_epochs": 2, "early_momentum": 0.9}),
     ],
     ids=str,

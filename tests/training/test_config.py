@@ -38,6 +38,7 @@ def refusal(**changes):
         ("graph", "sof", "soft"),
         ("consistency", "mze", "mse"),
         ("graph_labels", "merged", "merge"),
+        ("graph_features", "perturb", "perturbed"),
         ("pairs", "hafl", "half"),
         ("normalisation", "mean-olny", "mean-only"),
         ("decay", "gaus", "gauss"),

@@ -198,6 +198,7 @@ OTHER_VALUES = {
     "pairs": "all",
     "graph": "soft",
     "graph_labels": "teacher",
+    "graph_features": "perturbed",
     "temperature": 2.0,
     "neighbours": 3,
     "fixed_from": "RUN",

@@ -276,6 +276,7 @@ def test_vat(dataset, method, augment):
         "early_epochs": 0,
         "pairs": "half",
         "graph_labels": "merge",
+        "graph_features": "perturbed" if method == "vat+sntg" else "clean",
     }
     assert values(run.config, expected) == expected
     assert run.steps == steps

@@ -247,7 +247,7 @@ def test_a_recipe_of_an_image_set_leaves_no_value_of_its_training_to_the_default
     for method in all_names():
         needed = set(DEFAULTS) - ARGUMENTS - free
         needed -= set() if method.startswith("tempens") else {"alpha"}
-        needed -= set() if method.startswith("vat") else {"epsilon"}
+        needed -= set() if method.startswith("vat") else {"epsilon", "graph_features"}
         assert needed <= set(recipe(dataset, method, LABELS[dataset]).values), method
 
 

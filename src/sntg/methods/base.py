@@ -36,7 +36,7 @@ class Batch:
 class Passes:
     """What a method computed of a batch.
 
-    student: the pass the graph and entropy terms act on; its features are h(x).
+    student: what is smoothed: the entropy term acts on its logits, the graph term on its features, h(x).
     target: the teacher's probabilities (runs, n, K) without gradient, or None where there is no teacher.
     known: (runs, n), False where the teacher has no opinion yet; None where it always has one.
     terms: the loss terms by name, each (runs,), not yet weighted.

@@ -3,6 +3,9 @@
 The batch has two parts: labelled rows for the cross-entropy, and rows of the whole training set for the smoothness
 loss LDS. The unlabelled passes of a step share noise and dropout masks, so that only r tells them apart, and the
 running means follow the labelled rows alone. The teacher is the clean pass.
+
+The entropy term acts on the clean pass too, and so does the graph term unless told (`graph_features`). In the paper's
+words the student is the perturbed pass; its features are differentiated anyway, so there SNTG costs next to nothing.
 """
 
 import torch
@@ -26,6 +29,7 @@ class VAT(Method):
         self.epsilon = setup.options["epsilon"]
         self.power_iterations = int(setup.options["power_iterations"])
         self.xi = setup.options["xi"] or None
+        self.graph_features = setup.options["graph_features"]
 
     def passes(self, batch: Batch) -> Passes:
         assert batch.labelled is not None
@@ -34,18 +38,22 @@ class VAT(Method):
         with shared_noise(self.model):
             with frozen_statistics(self.model):
                 clean, direction = self.worst(x)
-            moved_logits, logits = self.both(x + self.epsilon * direction, labelled)
+            moved, logits = self.both(x + self.epsilon * direction, labelled)
         target = F.softmax(clean.logits.detach(), -1)
-        supervised = cross_entropy(logits, batch.labelled.labels)
-        return Passes(clean, target, {"supervised": supervised, "consistency": consistency_kl(moved_logits, target)})
+        terms = {
+            "supervised": cross_entropy(logits, batch.labelled.labels),
+            "consistency": consistency_kl(moved.logits, target),
+        }
+        student = clean if self.graph_features == "clean" else Output(clean.logits, moved.features)
+        return Passes(student, target, terms)
 
-    def both(self, x: Tensor, labelled: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits of both parts, in one pass: alone, the labelled part is too small to keep a GPU busy."""
+    def both(self, x: Tensor, labelled: Tensor) -> tuple[Output, Tensor]:
+        """The outputs for x and the labelled part's logits, in one pass: alone, that part would not keep a GPU busy."""
         rows = -1 - self.model.event_dims
         n = x.shape[rows]
         with two_batches(self.model, n):
-            logits = self.logits(torch.cat([x, labelled.to(x.dtype)], rows))
-        return logits[..., :n, :], logits[..., n:, :]
+            logits, features = self.model(torch.cat([x, labelled.to(x.dtype)], rows))
+        return Output(logits[..., :n, :], features[..., :n, :]), logits[..., n:, :]
 
     def worst(self, x: Tensor) -> tuple[Output, Tensor]:
         """The clean pass, and the direction in which its predictions change most."""

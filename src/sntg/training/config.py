@@ -16,6 +16,7 @@ from sntg.training.schedules import DECAYS
 
 CONSISTENCIES = ("mse", "kl")
 GRAPH_LABELS = ("merge", "teacher")
+GRAPH_FEATURES = ("clean", "perturbed")
 REPORTS = ("ema", "raw")
 
 
@@ -62,6 +63,7 @@ class Config:
     n_pairs: int | None = None  # s, with pairs=random; half the batch if not given
     graph: str = "hard"  # "hard", "soft", "knn" or "fixed"
     graph_labels: str = "merge"  # true labels where known; "teacher" = the paper's equation, the teacher for all
+    graph_features: str = "clean"  # h(x) of VAT's clean pass; "perturbed" = the paper's student, the pass of x + r
     graph_start: int = 0  # the epoch the graph term enters
     graph_ramp: int = 0  # epochs over which it then ramps up, on top of the common ramp
     temperature: float = 1.0  # T of the soft graph
@@ -140,6 +142,7 @@ CHOICES: dict[str, Any] = {
     "graph": GRAPHS,
     "consistency": CONSISTENCIES,
     "graph_labels": GRAPH_LABELS,
+    "graph_features": GRAPH_FEATURES,
     "normalisation": NORMALISATIONS,
     "decay": DECAYS,
     "split": SPLITS,
