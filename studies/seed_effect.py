@@ -95,6 +95,12 @@ def interval(ours: Figures, paper: Figures) -> tuple[float, float]:
     return ours.mean - paper.mean - half, ours.mean - paper.mean + half
 
 
+def next_run(ours: Figures) -> tuple[float, float]:
+    """The 95 % prediction interval of one more run like these."""
+    half = float(stats.t.ppf(0.975, ours.n - 1)) * ours.deviation * (1 + 1 / ours.n) ** 0.5
+    return ours.mean - half, ours.mean + half
+
+
 def column_effect(cells: list[list[float]]) -> Effect:
     """Takes what the columns of a table add apart from what its rows do."""
     table = np.array(cells)
@@ -122,7 +128,7 @@ def runs_table() -> str:
     """Every method's error by seed, beside the paper's and the prototype's."""
     found = {method: runs_of(method) for method in METHODS}
     seeds = sorted(set().union(*found.values()))
-    head = [*(f"seed {s}" for s in seeds), "mean", "prototype", "paper", "above the paper (95 %)"]
+    head = [*(f"seed {s}" for s in seeds), "mean", "one more (95 %)", "prototype", "paper", "above the paper (95 %)"]
     rows = ["| | " + " | ".join(head) + " |", "|---" * (1 + len(head)) + "|"]
     for method, runs in found.items():
         cells = [f"[{runs[s].test:.2f}](results/cifar10/{method.folder}-seed-{s})" if s in runs else "" for s in seeds]
@@ -130,10 +136,11 @@ def runs_table() -> str:
         ours = Figures(mean(errors), stdev(errors), len(errors))
         low, high = interval(ours, method.paper)
         above = f"{ours.mean - method.paper.mean:+.2f} ({low:+.2f} to {high:+.2f})"
-        cells += [str(ours), f"{method.prototype:.2f}", str(method.paper), above]
+        more = "{:.2f} to {:.2f}".format(*next_run(ours))
+        cells += [str(ours), more, f"{method.prototype:.2f}", str(method.paper), above]
         rows.append(f"| {method.title} | " + " | ".join(cells) + " |")
     labels = " | ".join(f"{of_labels_alone()[0][s]:.1f}" for s in seeds)
-    return "\n".join([*rows, f"| a plain classifier on the labels alone | {labels} | | | | |"])
+    return "\n".join([*rows, f"| a plain classifier on the labels alone | {labels} | | | | | |"])
 
 
 def effect_table(images: str) -> str:
@@ -148,6 +155,19 @@ def effect_table(images: str) -> str:
     rows.append("| **mean** | " + " | ".join(f"**{e:+.2f}**" for e in effect.added) + " |")
     odds = f"p = {effect.f_test:.3f} by an F test, {effect.permutation:.2f} by permutation"
     return "\n".join([*rows, "", f"The rest has a deviation of {effect.rest:.2f}; if seeds added nothing, {odds}."])
+
+
+def labels_table() -> str:
+    """How the errors of the method with the most seeds follow those of a plain classifier on the seed's labels."""
+    method = max(METHODS, key=lambda m: len(runs_of(m)))
+    runs, (alone, usual) = runs_of(method), of_labels_alone()
+    head = [f"{method.title}, {len(runs)} seeds", "correlation", "p", "slope", "at the mean of twenty sets"]
+    rows = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for images in ("test", "training"):
+        fit = stats.linregress([alone[s] for s in runs], [getattr(run, images) for run in runs.values()])
+        there = fit.intercept + fit.slope * usual
+        rows.append(f"| {images} images | {fit.rvalue:.2f} | {fit.pvalue:.3f} | {fit.slope:.2f} | {there:.2f} |")
+    return "\n".join(rows)
 
 
 def draw(path: Path) -> None:

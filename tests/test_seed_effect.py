@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from types import ModuleType
 
+import numpy as np
 import pytest
 from scipy import stats
 from study_scripts import load_study
@@ -32,6 +33,31 @@ def test_the_interval_of_a_difference_is_welchs(seed_effect: ModuleType) -> None
     figures = [seed_effect.Figures(mean(sample), stdev(sample), len(sample)) for sample in (ours, paper)]
     expected = stats.ttest_ind(ours, paper, equal_var=False).confidence_interval(0.95)
     assert seed_effect.interval(*figures) == pytest.approx((expected.low, expected.high))
+
+
+def test_one_more_run_falls_into_its_interval_as_often_as_it_says(seed_effect: ModuleType) -> None:
+    rng = np.random.default_rng(0)
+    samples = rng.normal(11.0, 0.3, (20_000, 5))
+    hits = 0
+    for *before, after in samples.tolist():
+        low, high = seed_effect.next_run(seed_effect.Figures(mean(before), stdev(before), len(before)))
+        hits += low < after < high
+    assert hits / len(samples) == pytest.approx(0.95, abs=0.005)  # three standard errors
+
+
+def test_runs_are_held_against_the_labels_of_their_own_seed(
+    seed_effect: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeds 1, 3 and 4 of five: on the test images a line of slope a half, on the training images one that falls."""
+    alone = [99.0, 46.0, 99.0, 47.0, 45.0]
+    runs = {s: seed_effect.Run(11 + (alone[s] - 46) / 2, 11 - (alone[s] - 46)) for s in (1, 3, 4)}
+    monkeypatch.setattr(seed_effect, "of_labels_alone", lambda: (alone, 46.5))
+    monkeypatch.setattr(seed_effect, "runs_of", lambda method: runs)
+    rows = seed_effect.labels_table().splitlines()[2:]
+    assert rows == [
+        "| test images | 1.00 | 0.000 | 0.50 | 11.25 |",
+        "| training images | -1.00 | 0.000 | -1.00 | 10.50 |",
+    ]
 
 
 def test_the_figure_of_the_seeds_is_drawn(seed_effect: ModuleType, tmp_path: Path) -> None:
