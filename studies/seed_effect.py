@@ -81,10 +81,10 @@ def runs_of(method: Method) -> dict[int, Run]:
     return {int(folder.name.rpartition("-")[2]): read_run(folder) for folder in folders}
 
 
-def of_labels_alone() -> tuple[list[float], float]:
-    """Test errors (%) of a plain classifier that sees only a seed's labels, and their mean over twenty seeds."""
-    found = json.loads((RESULTS / "label-sets.json").read_text())
-    return found["errors"], found["mean"]
+def of_labels_alone() -> tuple[list[float], Figures]:
+    """Test errors (%) of a plain classifier that sees only a seed's labels, by seed and as a whole."""
+    errors = json.loads((RESULTS / "label-sets.json").read_text())["errors"]
+    return errors, Figures(mean(errors), stdev(errors), len(errors))
 
 
 def interval(ours: Figures, paper: Figures) -> tuple[float, float]:
@@ -157,17 +157,46 @@ def effect_table(images: str) -> str:
     return "\n".join([*rows, "", f"The rest has a deviation of {effect.rest:.2f}; if seeds added nothing, {odds}."])
 
 
+class Line(NamedTuple):
+    """A straight line through points, and what it says at one place."""
+
+    correlation: float
+    p: float
+    slope: float
+    there: float
+    error: float  # standard error of `there`
+    freedom: int
+
+
+def line_at(x: list[float], y: list[float], place: Figures) -> Line:
+    """The line through points (x, y), where x is at a mean that is itself known by n values only."""
+    fit = stats.linregress(x, y)
+    there, freedom = fit.intercept + fit.slope * place.mean, len(x) - 2
+    rest = np.array(y) - fit.intercept - fit.slope * np.array(x)
+    spread = 1 / len(x) + (place.mean - mean(x)) ** 2 / (np.var(x) * len(x))
+    variance = (rest**2).sum() / freedom * spread + (fit.slope * place.deviation) ** 2 / place.n
+    return Line(fit.rvalue, fit.pvalue, fit.slope, there, float(variance**0.5), freedom)
+
+
 def labels_table() -> str:
     """How the errors of the method with the most seeds follow those of a plain classifier on the seed's labels."""
     method = max(METHODS, key=lambda m: len(runs_of(m)))
     runs, (alone, usual) = runs_of(method), of_labels_alone()
-    head = [f"{method.title}, {len(runs)} seeds", "correlation", "p", "slope", "at the mean of twenty sets"]
+    head = [f"{method.title}, {len(runs)} seeds", "correlation", "p", "slope", f"with labels as usual (n = {usual.n})"]
     rows = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = {}
     for images in ("test", "training"):
-        fit = stats.linregress([alone[s] for s in runs], [getattr(run, images) for run in runs.values()])
-        there = fit.intercept + fit.slope * usual
-        rows.append(f"| {images} images | {fit.rvalue:.2f} | {fit.pvalue:.3f} | {fit.slope:.2f} | {there:.2f} |")
-    return "\n".join(rows)
+        line = line_at([alone[s] for s in runs], [getattr(run, images) for run in runs.values()], usual)
+        figures = f"{line.correlation:.2f} | {line.p:.3f} | {line.slope:.2f} | {line.there:.2f}"
+        rows.append(f"| {images} images | {figures} |")
+        lines[images] = line
+    test, paper = lines["test"], method.paper
+    error = (test.error**2 + paper.deviation**2 / paper.n) ** 0.5
+    half = float(stats.t.ppf(0.975, test.freedom)) * error
+    above = test.there - paper.mean
+    interval = f"{above - half:+.2f} to {above + half:+.2f}, 95 %"
+    note = f"With labels as usual: {above:+.2f} above the paper ({interval}), and "
+    return "\n".join([*rows, "", note + f"{test.there - method.prototype:+.2f} above the prototype."])
 
 
 def draw(path: Path) -> None:
@@ -181,7 +210,7 @@ def draw(path: Path) -> None:
         seeds |= set(runs)
         axes.plot([alone[s] for s in runs], [run.test for run in runs.values()], "o", color=colour, label=method.title)
         axes.axhline(method.paper.mean, color=colour, linestyle="--", linewidth=1)
-    axes.axvline(usual, color="#999999", linestyle=":", label="mean of twenty sets of labels")
+    axes.axvline(usual.mean, color="#999999", linestyle=":", label=f"mean of {usual.n} sets of labels")
     above = axes.secondary_xaxis("top")
     above.set_xticks([alone[s] for s in sorted(seeds)], [f"seed {s}" for s in sorted(seeds)], rotation=90)
     axes.set_xlabel("error of a plain classifier on the seed's labels alone (%)")

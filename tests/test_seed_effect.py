@@ -45,19 +45,38 @@ def test_one_more_run_falls_into_its_interval_as_often_as_it_says(seed_effect: M
     assert hits / len(samples) == pytest.approx(0.95, abs=0.005)  # three standard errors
 
 
+def test_a_lines_error_is_that_of_least_squares(seed_effect: ModuleType) -> None:
+    """Against the covariance of the normal equations, and wider where the place itself is uncertain."""
+    x, y = [45.7, 46.3, 46.6, 47.1], [10.9, 11.2, 11.1, 11.6]
+    design = np.stack([np.ones(4), np.array(x) - 46.5], 1)
+    solution, rest, *_ = np.linalg.lstsq(design, np.array(y), rcond=None)
+    covariance = np.linalg.inv(design.T @ design) * rest[0] / 2
+    line = seed_effect.line_at(x, y, seed_effect.Figures(46.5, 0.0, 20))
+    assert (line.there, line.slope) == pytest.approx(tuple(solution))
+    assert line.error == pytest.approx(covariance[0, 0] ** 0.5)
+    assert line.freedom == 2
+    wider = seed_effect.line_at(x, y, seed_effect.Figures(46.5, 0.4, 20)).error
+    assert wider**2 - line.error**2 == pytest.approx((line.slope * 0.4) ** 2 / 20)
+
+
 def test_runs_are_held_against_the_labels_of_their_own_seed(
     seed_effect: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seeds 1, 3 and 4 of five: on the test images a line of slope a half, on the training images one that falls."""
     alone = [99.0, 46.0, 99.0, 47.0, 45.0]
     runs = {s: seed_effect.Run(11 + (alone[s] - 46) / 2, 11 - (alone[s] - 46)) for s in (1, 3, 4)}
-    monkeypatch.setattr(seed_effect, "of_labels_alone", lambda: (alone, 46.5))
+    method = seed_effect.Method("Pi", "pi", 11.0, seed_effect.Figures(11.15, 0.3, 9))
+    monkeypatch.setattr(seed_effect, "of_labels_alone", lambda: (alone, seed_effect.Figures(46.5, 0.0, 20)))
     monkeypatch.setattr(seed_effect, "runs_of", lambda method: runs)
+    monkeypatch.setattr(seed_effect, "METHODS", [method])
     rows = seed_effect.labels_table().splitlines()[2:]
-    assert rows == [
+    assert rows[:2] == [
         "| test images | 1.00 | 0.000 | 0.50 | 11.25 |",
         "| training images | -1.00 | 0.000 | -1.00 | 10.50 |",
     ]
+    half = stats.t.ppf(0.975, 1) * 0.1  # the paper's mean is known to 0.1, the line exactly
+    above = f"+0.10 above the paper ({0.1 - half:+.2f} to {0.1 + half:+.2f}, 95 %), and +0.25 above the prototype."
+    assert rows[-1] == f"With labels as usual: {above}"
 
 
 def test_the_figure_of_the_seeds_is_drawn(seed_effect: ModuleType, tmp_path: Path) -> None:

@@ -365,6 +365,13 @@ def test_plain_values_make_an_equal_config(changes):
     assert config_from(config.as_dict()) == config
 
 
+def test_a_run_from_before_the_features_could_be_chosen_took_the_clean_passs():
+    """Its config.json does not say so; resumed, it must go on as it began."""
+    old = replace(GOOD, method="vat+sntg", labelled_batch=4).as_dict()
+    del old["graph_features"]
+    assert config_from(old).graph_features == "clean"
+
+
 def test_plain_values_with_a_key_that_does_not_exist_are_refused():
     with pytest.raises(UsageError, match="unknown key 'batches': did you mean 'batch'"):
         config_from(GOOD.as_dict() | {"batches": 3})
