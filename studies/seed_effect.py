@@ -200,6 +200,23 @@ def labels_table() -> str:
     return "\n".join([*rows, "", note + f"{test.there - method.prototype:+.2f} above the prototype."])
 
 
+def gain_table() -> str:
+    """What the graph term takes off Pi's error seed by seed, beside the paper's and the prototype's difference."""
+    pi, with_graph = METHODS[:2]
+    before, after = runs_of(pi), runs_of(with_graph)
+    seeds = sorted(set(before) & set(after))
+    head = ["SNTG takes off Pi's error", *(f"seed {s}" for s in seeds), "mean (95 %)", "prototype", "paper"]
+    rows = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    others = {"test": [pi.prototype - with_graph.prototype, pi.paper.mean - with_graph.paper.mean]}
+    for images in ("test", "training"):
+        gains = [getattr(before[s], images) - getattr(after[s], images) for s in seeds]
+        low, high = stats.t.interval(0.95, len(gains) - 1, mean(gains), stats.sem(gains))
+        cells = [f"{gain:.2f}" for gain in gains] + [f"{mean(gains):.2f} ({low:.2f} to {high:.2f})"]
+        cells += [f"{gain:.2f}" for gain in others.get(images, [])] or ["", ""]
+        rows.append(f"| {images} images | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
 def draw(path: Path) -> None:
     """Errors of the runs over those of the labels alone, with the paper's means as lines."""
     figure = new_figure(6.5, 4.2)

@@ -12,7 +12,7 @@ from statistics import mean, median
 from typing import Any
 
 from crossed_runs import crossed_table
-from seed_effect import effect_table, labels_table, runs_table
+from seed_effect import effect_table, gain_table, labels_table, runs_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -99,6 +99,7 @@ if __name__ == "__main__":
         put(document, f"{dataset} tuning", tuning_table(dataset))
     put(ROOT / "docs" / "cifar10.md", "first epochs", first_epochs_table())
     put(ROOT / "docs" / "cifar10.md", "full runs", runs_table())
+    put(ROOT / "docs" / "cifar10.md", "gain", gain_table())
     put(ROOT / "docs" / "cifar10.md", "labels alone", labels_table())
     for images in ("test", "training"):
         put(ROOT / "docs" / "cifar10.md", f"seed effect, {images}", effect_table(images))
