@@ -20,7 +20,7 @@ def test_unknown_offers_several_near_names():
 
 def test_unknown_makes_no_suggestion_when_nothing_is_near():
     message = str(unknown("pairs", "zzz", ["half", "random", "all"]))
-    assert message == "unknown pairs 'zzz': (valid: all, half, random)"
+    assert message == "unknown pairs 'zzz' (valid: all, half, random)"
 
 
 def test_unknown_returns_the_error_and_takes_any_iterable():

@@ -20,5 +20,5 @@ def unknown(kind: str, value: str, valid: Iterable[str]) -> UsageError:
     """
     names = sorted(valid)
     near = get_close_matches(value, names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
-    return UsageError(f"unknown {kind} {value!r}: {hint}(valid: {', '.join(names)})")
+    hint = f": did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    return UsageError(f"unknown {kind} {value!r}{hint} (valid: {', '.join(names)})")
