@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sntg.errors import UsageError
@@ -73,8 +72,9 @@ class SoftGraph:
             raise UsageError("a soft graph needs the teacher's probabilities (n, K), not class numbers (n,)")
         p = p.detach().double() if p.dtype == torch.float64 else p.detach().float()
         if nodes.labels is not None:
-            certain = F.one_hot(nodes.labels.long().clamp(min=0), p.shape[-1]).to(p.dtype)
-            p = torch.where((nodes.labels >= 0)[..., None], certain, p)
+            labels = nodes.labels[..., None]
+            certain = (labels == torch.arange(p.shape[-1], device=p.device)).to(p.dtype)
+            p = torch.where(labels >= 0, certain, p)
         # A floor under the logarithms: certainty (a label, a softmax that underflowed) is then no infinite divergence,
         # and a labelled point stays the neighbour of points the teacher is nearly sure of.
         log_p = p.clamp(min=torch.finfo(torch.float32).tiny).log()

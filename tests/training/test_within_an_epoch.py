@@ -1,0 +1,86 @@
+"""No step of an epoch asks what a tensor holds: on a GPU the host would wait for the answer, step after step.
+
+A CPU can tell, since reading a value is an operation there too. It cannot tell what is copied to the host.
+"""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from engine_runs import make_config, make_stack
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sntg.methods import all_names
+from sntg.training import resolve
+
+ASKING = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
+
+
+class Listening(TorchDispatchMode):
+    """Refuses operations whose result, or whose result's shape, the host must know."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        indices = args[1] if name in ("index", "index_put", "index_put_", "_unsafe_index") else []
+        asks = name in ASKING or any(i is not None and i.dtype == torch.bool for i in indices)
+        assert not asks, f"a step asks the device: {func}"
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_questions():
+    def refuse(*args):
+        raise AssertionError("a step asks the device for an array")
+
+    with Listening(), pytest.MonkeyPatch.context() as patch:
+        for name in ("tolist", "numpy", "__array__"):  # on a CPU they read the memory, which is no operation
+            patch.setattr(torch.Tensor, name, refuse)
+        yield
+
+
+QUESTIONS = {
+    "item": lambda x: x.sum().item(),
+    "float": lambda x: float(x[0]),
+    "if": lambda x: bool((x > 0).any()),
+    "list": lambda x: x.tolist(),
+    "array": lambda x: x.numpy(),
+    "picked by mask": lambda x: x[x > 0],
+    "put by mask": lambda x: x.index_put((x > 0,), torch.ones(2)),
+    "nonzero": lambda x: x.nonzero(),
+    "equal": lambda x: torch.equal(x, x + 1),
+    "unique": lambda x: x.unique(),
+    "where": lambda x: torch.where(x > 0),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_is_noticed(question):
+    with no_questions(), pytest.raises(AssertionError, match="asks the device"):
+        QUESTIONS[question](torch.tensor([1.0, -1.0, 2.0]))
+
+
+def watch_two_epochs(config):
+    """All steps but the last of each epoch, which reads the epoch's sums; the second epoch has rows shuffled anew."""
+    runs = make_stack(config)
+    for _ in range(2):
+        with no_questions():
+            assert all(runs.advance() is None for _ in range(runs.epoch_steps - 1))
+        with pytest.raises(AssertionError, match="asks the device"), no_questions():
+            runs.log.summaries()
+        assert runs.advance()
+
+
+@pytest.mark.parametrize("method", all_names())
+def test_the_steps_of_an_epoch_ask_nothing(method):
+    watch_two_epochs(make_config(method, pairs="random", n_pairs=7, noise=0.1))
+
+
+@pytest.mark.parametrize("method", ["pi+ent+sntg", "tempens+sntg", "mt+sntg", "vat+ent+sntg"])
+def test_nor_do_those_of_a_network_for_images(method):
+    apart = {"labelled_batch": 10} if method.startswith("vat") else {}
+    watch_two_epochs(resolve("digits", 20, method, batch=20, epochs=3, epoch_steps=2, **apart))
+
+
+@pytest.mark.parametrize("graph", ["soft", "knn"])
+def test_nor_do_other_graphs(graph):
+    watch_two_epochs(make_config("pi+sntg", graph=graph, pairs="all"))
