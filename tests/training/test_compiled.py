@@ -111,6 +111,7 @@ def test_compiled_training_is_eager_training_for_every_method(method):
         ("mt", {"consistency": "kl"}),
         ("pi+sntg", {"pairs": "all"}),
         ("pi+sntg", {"pairs": "random", "n_pairs": 7}),
+        ("pi+sntg", {"graph": "soft"}),
         ("pi+sntg", {"graph": "soft", "graph_labels": "teacher"}),
         ("sntg", {"graph": "knn"}),
         ("vat", {"xi": 0.1, "power_iterations": 2}),
