@@ -209,6 +209,13 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
             "if False and self.shared",
         ),  # the first of two batches has the shared noise
     ],
+    ("models/layers.py", "models/test_linearised.py"): [
+        ("(lambda t: t - self.batch_mean(t)) if", "(lambda t: t) if"),
+        ("scale * (t - self.batch_mean(t) - unit", "scale * (t - unit"),
+        (" - unit * self.batch_mean(unit * t)", ""),  # the variance moves, too
+        ("self.linear_map(rest(u), weight.mT)", "self.linear_map(u, weight.mT)"),
+    ],
+    ("models/linearised.py", "models/test_linearised.py"): [("in reversed(maps)", "in maps")],
     ("models/layers.py", "models/test_modes.py"): [
         ("self._mean(part).repeat", "self._mean(y).repeat"),  # two batches in a pass have two means
     ],

@@ -122,8 +122,8 @@ def test_what_the_network_pulls_back_is_the_transpose_of_what_it_pushes(normalis
         output, linearised = net.linearised(x)
         d, v = images(6, seed=1), torch.randn(output.logits.shape, device=DEVICE)
         logits, tangent, pull = linearised(d)
-    torch.testing.assert_close(logits, output.logits)
-    assert float((v * tangent).sum()) == pytest.approx(float((pull(v) * d).sum()), rel=1e-4)
+        torch.testing.assert_close(logits, output.logits)
+        assert float((v * tangent).sum()) == pytest.approx(float((pull(v) * d).sum()), rel=1e-4)
 
 
 @needs_kernels
@@ -203,6 +203,23 @@ def test_a_step_is_the_same_with_kernels_and_without(normalisation, options):
 @needs_kernels
 def test_a_compiled_step_is_the_same():
     assert_same_step(step("batch-logits", True, "aot_eager"), step("batch-logits", False))
+
+
+@needs_kernels
+@each_normalisation
+def test_a_start_finds_the_step_in_the_compilers_cache(normalisation):
+    """What of PyTorch's own forward mode is in a step keeps the compiler from even looking: it would trace it anew."""
+    graphs = []
+
+    def look(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    step(normalisation, True, look)
+    (graph,) = graphs
+    called = [f"{getattr(node.target, '__module__', '')} {node.target}" for node in graph.graph.nodes]
+    assert any("leaky_linear" in name for name in called)
+    assert not [name for name in called if "functorch" in name]
 
 
 @needs_kernels

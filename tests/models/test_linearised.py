@@ -1,10 +1,13 @@
 """Functions to first order: what PyTorch makes of any, chains of linear maps, and the scale of what is pulled back."""
 
+import pytest
 import torch
+from torch.func import jvp, vjp
 
-from sntg.models import MLP, SmallNet
+from sntg.models import MLP, SmallNet, stack
 from sntg.models.convnet import _mean_map
-from sntg.models.linearised import LinearMap, after, differentiated
+from sntg.models.layers import AffineDense, BatchNormDense, Dense
+from sntg.models.linearised import LinearMap, composed, differentiated
 
 A = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
 X, D, V = torch.tensor([[0.3, -0.2]]), torch.tensor([[1.0, 0.5]]), torch.tensor([[0.2, -1.0, 0.7]])
@@ -25,14 +28,34 @@ def test_any_function_can_be_differentiated():
     torch.testing.assert_close(pull(V), V @ jacobian())
 
 
-def test_linear_maps_go_before_and_their_transposes_after():
-    first, second = torch.tensor([[2.0, 0.0, 1.0], [0.0, 1.0, 0.0]]), torch.tensor([[1.0, 1.0], [0.0, 3.0]])
-    maps = [LinearMap(lambda t, m=m: t @ m.T, lambda u, m=m: u @ m) for m in (first, second)]
-    d, J = torch.tensor([[1.0, -1.0, 2.0]]), jacobian() @ second @ first
-    output, tangent, pull = after(maps, differentiated(f, X))(d)
-    torch.testing.assert_close(output, f(X))
+def test_linear_maps_go_one_after_the_other_and_their_transposes_back():
+    matrices = torch.tensor([[2.0, 0.0, 1.0], [0.0, 1.0, 0.0]]), torch.tensor([[1.0, 1.0], [0.0, 3.0]])
+    maps = [LinearMap(lambda t, m=m: t @ m.T, lambda u, m=m: u @ m) for m in matrices]
+    d, v, J = torch.tensor([[1.0, -1.0, 2.0]]), torch.tensor([[0.5, -2.0]]), matrices[1] @ matrices[0]
+    output, tangent, pull = composed(X, maps)(d)
+    assert output is X
     torch.testing.assert_close(tangent, d @ J.T)
-    torch.testing.assert_close(pull(V), V @ J)
+    torch.testing.assert_close(pull(v), v @ J)
+
+
+@pytest.mark.parametrize("shape", [(7,), (2, 7), (1, 7), (1, 2, 7)], ids=str)
+@pytest.mark.parametrize(
+    "make",
+    [Dense, lambda *size: Dense(*size, mean_only_bn=False), BatchNormDense, AffineDense],
+    ids=["mean-only", "weight norm alone", "batch", "affine"],
+)
+def test_a_dense_layer_knows_its_derivative(make, shape):
+    """That of what it does in training mode, where a batch's rows are tied together; alone and as a stack of one."""
+    torch.manual_seed(0)
+    layer = make(4, 3).double()
+    for parameter in layer.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    layer = stack([layer]) if shape[0] == 1 else layer
+    layer.track_statistics = False
+    x, d, v = (torch.randn(*shape, size, dtype=torch.float64) for size in (3, 3, 4))
+    push, pull = layer.linear(x)
+    torch.testing.assert_close(push(d), jvp(layer, (x,), (d,))[1])
+    torch.testing.assert_close(pull(v), vjp(layer, x)[1](v)[0])
 
 
 def test_a_network_without_kernels_leaves_its_derivative_to_pytorch():

@@ -15,7 +15,7 @@ from sntg.errors import UsageError, unknown
 from sntg.models.classifier import Classifier, Output
 from sntg.models.convolutions import BatchNormConv, Conv, ConvMap
 from sntg.models.layers import AffineDense, BatchNormDense, Dense, DenseMap
-from sntg.models.linearised import Linearised, LinearMap, after, differentiated
+from sntg.models.linearised import Linearised, LinearMap, composed
 from sntg.models.noise import Dropout, GaussianNoise
 
 Block = tuple[tuple[int, int, str], ...]  # of (outputs, kernel size, padding)
@@ -87,16 +87,17 @@ class ConvNet(Classifier):
         return logits
 
     def linearised(self, x: Tensor) -> tuple[Output, Linearised | None]:
-        """The noise is added, so it leaves the derivative alone; the output layer is small enough to leave to PyTorch.
+        """The noise is added, so it leaves the derivative alone.
 
-        None for a stack of several runs, and where a layer has no kernels.
+        None for a stack of several runs, and where a layer has no kernels. Nothing is left to PyTorch's forward mode:
+        a compiled step that has it in it is traced anew at every start, though the compiler has it in its cache.
         """
         trace: list[LinearMap] = []
         features = self.h(x, trace)
         output = Output(self.g(features), features)
         if prod(self.runs) > 1 or len(trace) < 1 + sum(map(len, self.BLOCKS)):
             return output, None
-        return output, after(trace, differentiated(self.g, features.detach()))
+        return output, composed(output.logits.detach(), [*trace, self.output.linear(features)])
 
 
 def _mean(x: Tensor) -> Tensor:

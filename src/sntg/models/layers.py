@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sntg.errors import UsageError
+from sntg.models.linearised import LinearMap, Map
 
 BN_MOMENTUM = 0.999  # of the running mean, which starts at 0: right after a few thousand steps, not before
 BN_EPS = 1e-6  # beside the variance, in full batch normalisation
@@ -57,6 +58,11 @@ class Layer(nn.Module):
 
     def trained(self, x: Tensor) -> Tensor:
         """The layer in training mode, where it normalises with the statistics of the batch."""
+        raise NotImplementedError
+
+    def derivative(self, y: Tensor) -> Map:
+        """That of what `trained` does to the linear map's output y, times a tangent or a gradient of y's shape: each
+        kind of normalisation has a symmetric one, which is its own transpose."""
         raise NotImplementedError
 
     def folded(self) -> tuple[Tensor, Tensor]:
@@ -145,6 +151,9 @@ class WeightNorm(Layer):
             shift = shift - mean
         return (y + shift).to(y.dtype)
 
+    def derivative(self, y: Tensor) -> Map:
+        return (lambda t: t - self.batch_mean(t)) if self.mean_only_bn else (lambda t: t)
+
     def folded(self) -> tuple[Tensor, Tensor]:
         return self.weight(), self.b - self.running_mean if self.mean_only_bn else self.b
 
@@ -197,6 +206,12 @@ class BatchNorm(Layer):
         # One multiplication and one addition an output: derivatives then take two passes over the images, not five.
         return (y * scale + (self.per_output(self.b, y) - mean * scale)).to(y.dtype)
 
+    def derivative(self, y: Tensor) -> Map:
+        centred = y - self.batch_mean(y)
+        inverse = (self.batch_mean(centred.square()) + BN_EPS).rsqrt()
+        scale, unit = self.per_output(self.g, y) * inverse, centred * inverse
+        return lambda t: scale * (t - self.batch_mean(t) - unit * self.batch_mean(unit * t))
+
     def folded(self) -> tuple[Tensor, Tensor]:
         scale = self.g / (self.running_var + BN_EPS).sqrt()
         of_inputs = (1,) * (1 + self.spatial)
@@ -213,6 +228,9 @@ class Affine(Layer):
     def trained(self, x: Tensor) -> Tensor:
         return self.linear_map(x, self.V, self.b)
 
+    def derivative(self, y: Tensor) -> Map:
+        return lambda t: t
+
     def folded(self) -> tuple[Tensor, Tensor]:
         return self.V, self.b
 
@@ -226,6 +244,22 @@ class DenseMap(Layer):
         rows = x.flatten(1, -2)  # all views of a run in one matrix product
         y = rows @ weight.mT if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
         return y.reshape(*x.shape[:-1], weight.shape[-2])
+
+    @torch.no_grad()
+    def linear(self, x: Tensor) -> LinearMap:
+        """The layer's derivative at x, in training mode.
+
+        >>> layer = AffineDense(3, 2)
+        >>> push, pull = layer.linear(torch.zeros(1, 2))
+        >>> torch.equal(push(torch.eye(2)), layer.V.T), torch.equal(pull(torch.eye(3)), layer.V)
+        (True, True)
+        """
+        weight = self.weight()
+        rest = self.derivative(self.linear_map(x, weight))
+        return LinearMap(
+            push=lambda t: rest(self.linear_map(t, weight)),
+            pull=lambda u: self.linear_map(rest(u), weight.mT),
+        )
 
 
 class Dense(DenseMap, WeightNorm):

@@ -34,20 +34,24 @@ def differentiated(f: Map, x: Tensor) -> Linearised:
     return along
 
 
-def after(maps: Sequence[LinearMap], last: Linearised) -> Linearised:
-    """`last` after the given maps, one after the other."""
+def composed(output: Tensor, maps: Sequence[LinearMap]) -> Linearised:
+    """A function that is known to give `output`, and whose derivative is the maps, one after the other.
+
+    >>> import torch
+    >>> twice = LinearMap(lambda t: 2 * t, lambda u: 2 * u)
+    >>> output, tangent, pull = composed(torch.zeros(1), [twice, twice])(torch.ones(1))
+    >>> tangent, pull(tangent)
+    (tensor([4.]), tensor([16.]))
+    """
 
     def along(d: Tensor) -> Products:
         for layer in maps:
             d = layer.push(d)
-        output, tangent, pull = last(d)
+        return output, d, pull
 
-        def pull_all(v: Tensor) -> Tensor:
-            v = pull(v)
-            for layer in reversed(maps):
-                v = layer.pull(v)
-            return v
-
-        return output, tangent, pull_all
+    def pull(v: Tensor) -> Tensor:
+        for layer in reversed(maps):
+            v = layer.pull(v)
+        return v
 
     return along
