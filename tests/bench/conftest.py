@@ -28,6 +28,7 @@ def small(monkeypatch):
     monkeypatch.setattr(measure, "config_of", small_config)
     monkeypatch.setattr(measure, "inputs_of", small_inputs)
     monkeypatch.setattr(measure, "start_anew", lambda case, device: 30.0)
+    monkeypatch.setattr(measure, "kept_bytecode", lambda folder, device: {})
     monkeypatch.setattr(measure, "matrix_rate", lambda precision, device: 2.0)
     monkeypatch.setattr(measure, "UNMEASURED", 1)
     monkeypatch.setattr(measure, "release", lambda device: None)  # it looks through all of memory

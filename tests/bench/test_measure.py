@@ -14,7 +14,6 @@ import torch
 from sntg.bench import measure
 from sntg.bench.cases import METHODS, Case
 from sntg.bench.measure import Bench, Row, overheads
-from sntg.bench.starting import start_anew
 from sntg.bench.timing import EVALUATIONS, ROUNDS, matrix_rate, take_turns
 from sntg.training.engines import ENGINES
 
@@ -105,6 +104,28 @@ def test_what_auto_means_is_started_twice(small, stand_in, monkeypatch):
     assert (row.warm_up_s, row.second_warm_up_s) == (30.0, 9.0)
 
 
+def test_starts_find_bytecode(small, stand_in, monkeypatch):
+    asked = []
+
+    def kept_bytecode(folder, device):
+        asked.append((folder, os.environ["TRITON_CACHE_DIR"]))
+        return {"PYTHONPYCACHEPREFIX": "kept"}
+
+    def start_anew(case, device):
+        assert os.environ["PYTHONPYCACHEPREFIX"] == "kept"
+        assert asked[0][1] != os.environ["TRITON_CACHE_DIR"]
+        return 30.0
+
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    monkeypatch.setattr(measure, "kept_bytecode", kept_bytecode)
+    monkeypatch.setattr(measure, "start_anew", start_anew)
+    with closing(Bench("cpu", steps=1)) as bench:
+        bench.measure([COMPILED, replace(COMPILED, method="pi")])
+    assert len(asked) == 1
+    assert "PYTHONPYCACHEPREFIX" not in os.environ
+    assert not asked[0][0].parent.exists()
+
+
 def test_where_a_start_fails_there_is_no_figure(small, stand_in, monkeypatch):
     monkeypatch.setattr(measure, "start_anew", lambda case, device: None)
     (row,) = Bench("cpu", steps=1).measure([COMPILED])
@@ -132,12 +153,6 @@ def test_a_start_finds_nothing_that_another_method_has_compiled(small, stand_in,
     assert not any(cache.exists() for cache in caches)
     assert os.environ["TRITON_CACHE_DIR"] == "mine"
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
-
-
-def test_a_start_in_a_new_process():
-    assert start_anew(replace(EAGER, method="pi"), "cpu") > 0
-    with pytest.warns(UserWarning, match="pie on two-moons.* does not start in a process of its own: .*pie"):
-        assert start_anew(replace(EAGER, method="pie"), "cpu") is None
 
 
 def test_a_row_shows_the_engine_that_ran(small, monkeypatch):

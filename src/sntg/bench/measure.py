@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -11,7 +12,7 @@ import torch
 
 from sntg.bench.cases import IMAGES, SNTG, Case, Group, config_of, inputs_of
 from sntg.bench.counting import count
-from sntg.bench.starting import begin, compiler_cache, start_anew
+from sntg.bench.starting import begin, compiler_cache, environment, kept_bytecode, start_anew
 from sntg.bench.timing import EVALUATIONS, UNMEASURED, block_length, matrix_rate, seconds, take_turns
 from sntg.training import Inputs, Stack
 from sntg.training.engines import best_engine, best_precision
@@ -129,7 +130,14 @@ class Bench:
         if case.engine == "eager" or cache.exists():
             return []
         cache.mkdir(parents=True)
-        return [start_anew(case, self.name) for _ in range(2 if self._empty(case).auto else 1)]
+        with environment(self._bytecode):
+            return [start_anew(case, self.name) for _ in range(2 if self._empty(case).auto else 1)]
+
+    @cached_property
+    def _bytecode(self) -> dict[str, str]:
+        folder = Path(self._caches.name)
+        with compiler_cache(folder / "loading"):  # not the case's own, which is to be empty
+            return kept_bytecode(folder / "bytecode", self.name)
 
     def _row(self, built: Built, rounds: list[float], length: int, operations: int) -> Row:
         stack, config = built.stack, built.stack.configs[0]

@@ -1,6 +1,7 @@
 """How long a run takes to start: to be built, compiled and recorded, to take a step and to make an evaluation.
 
-A process that has compiled something starts faster ever after, so starts are timed in processes of their own.
+A process that has compiled something starts faster ever after, so starts are timed in processes of their own. They find
+bytecode of PyTorch's compiler, as where pip has installed it: whether an installation has any is not a method's doing.
 """
 
 import json
@@ -8,9 +9,10 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import torch
@@ -46,11 +48,15 @@ def start_anew(case: Case, device: str) -> float | None:
 
 
 @contextmanager
-def compiler_cache(folder: Path) -> Iterator[None]:
-    """Inside, PyTorch's compiler and Triton keep what they compile in the folder, and find nothing else."""
-    variables = {"TORCHINDUCTOR_CACHE_DIR": folder / "inductor", "TRITON_CACHE_DIR": folder / "triton"}
-    before = {name: os.environ.pop(name, None) for name in variables}
-    os.environ.update({name: str(path) for name, path in variables.items()})
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Inside, new processes have these variables too.
+
+    >>> with environment({"TRITON_CACHE_DIR": "elsewhere"}):
+    ...     os.environ["TRITON_CACHE_DIR"]
+    'elsewhere'
+    """
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -58,6 +64,33 @@ def compiler_cache(folder: Path) -> Iterator[None]:
             del os.environ[name]
             if value is not None:
                 os.environ[name] = value
+
+
+def compiler_cache(folder: Path) -> AbstractContextManager[None]:
+    """Inside, PyTorch's compiler and Triton keep what they compile in the folder, and find nothing else."""
+    folders = {"TORCHINDUCTOR_CACHE_DIR": folder / "inductor", "TRITON_CACHE_DIR": folder / "triton"}
+    return environment({name: str(path) for name, path in folders.items()})
+
+
+def kept_bytecode(folder: Path, device: str) -> dict[str, str]:
+    """The variables with which a new process finds the bytecode of PyTorch's compiler.
+
+    None, where Python has it or keeps it when it first loads the compiler. Where it may not, as in many containers, it
+    would compile some 1,400 files every time: there the folder is filled, and named.
+    """
+    _load_compiler(device)
+    if Path(cache_from_source(torch._dynamo.__file__)).exists():
+        return {}
+    variables = {"PYTHONPYCACHEPREFIX": str(folder), "PYTHONDONTWRITEBYTECODE": ""}
+    with environment(variables):
+        _load_compiler(device)
+    return variables
+
+
+def _load_compiler(device: str) -> None:
+    """Compiles a small function in a new process; where that fails a start will say why."""
+    small = f"torch.compile(lambda x: x.exp().sum())(torch.ones(8, device={device!r}, requires_grad=True)).backward()"
+    subprocess.run([sys.executable, "-c", f"import torch; {small}"], capture_output=True)
 
 
 def main() -> None:

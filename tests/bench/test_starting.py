@@ -1,0 +1,56 @@
+"""Starts in new processes, and the bytecode they find."""
+
+import os
+import subprocess
+import sys
+from importlib.util import cache_from_source
+from pathlib import Path
+
+import pytest
+import torch
+
+from sntg.bench import starting
+from sntg.bench.cases import Case
+from sntg.bench.starting import kept_bytecode, start_anew
+
+
+def test_a_start_in_a_new_process():
+    assert start_anew(Case("two-moons", "pi", "eager", "float32"), "cpu") > 0
+    with pytest.warns(UserWarning, match="pie on two-moons.* does not start in a process of its own: .*pie"):
+        assert start_anew(Case("two-moons", "pie", "eager", "float32"), "cpu") is None
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """In the place of loading the compiler: what a process would have been told of bytecode."""
+    told = []
+    names = ("PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE")
+    monkeypatch.setattr(starting, "_load_compiler", lambda device: told.append([os.environ.get(n) for n in names]))
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    return told
+
+
+def test_where_python_has_bytecode_nothing_changes(loads, monkeypatch, tmp_path):
+    monkeypatch.setattr(starting, "cache_from_source", lambda source: __file__)
+    assert kept_bytecode(tmp_path, "cpu") == {}
+    assert loads == [[None, "1"]]
+
+
+def test_where_python_has_none_it_is_kept(loads, monkeypatch, tmp_path):
+    monkeypatch.setattr(starting, "cache_from_source", lambda source: tmp_path / "none")
+    found = kept_bytecode(tmp_path, "cpu")
+    assert loads == [[None, "1"], [str(tmp_path), ""]]
+    assert os.environ["PYTHONDONTWRITEBYTECODE"] == "1"
+    Path(tmp_path, "loaded.py").touch()
+    subprocess.run([sys.executable, "-c", "import loaded"], cwd=tmp_path, env=os.environ | found, check=True)
+    assert list(tmp_path.rglob("loaded.*.pyc"))
+
+
+@pytest.mark.slow
+def test_the_compiler_is_loaded(monkeypatch, tmp_path):
+    monkeypatch.setattr(starting, "cache_from_source", lambda source: tmp_path / "none")
+    kept_bytecode(tmp_path, "cpu")
+    for module in (torch._dynamo, sys.modules["torch._inductor"]):
+        kept = cache_from_source(module.__file__)
+        assert list(tmp_path.rglob(Path(kept).name)), kept
