@@ -67,6 +67,7 @@ def test_the_full_runs_are_what_the_results_say(tables: ModuleType) -> None:
     assert table_in("docs/cifar10.md", "full runs") == tables.runs_table()
     assert table_in("docs/cifar10.md", "gain") == tables.gain_table()
     assert table_in("docs/cifar10.md", "labels alone") == tables.labels_table()
+    assert table_in("docs/cifar10.md", "every k") == tables.k_table()
     for images in ("test", "training"):
         assert table_in("docs/cifar10.md", f"seed effect, {images}") == tables.effect_table(images)
         assert table_in("docs/cifar10.md", f"crossed runs, {images}") == tables.crossed_table(images)
