@@ -175,12 +175,12 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("models/layers.py", "models/test_layers.py"): [
         ("1 - self.bn_momentum", "self.bn_momentum"),
-        ("statistic.detach()", "statistic"),
-        (".select(runs, -1)", ".select(runs, 0)"),  # branch b is the last view
+        ("            self.track(self.running_mean, mean.detach())", "            self.track(self.running_mean, mean)"),
+        ("views[..., -1, :]", "views[..., 0, :]"),  # branch b is the last view
         ("self.batch_mean((y - mean.detach()).square())", "self.batch_mean(y.square())"),
         ("self.batch_mean((y - mean.detach()).square())", "y.var(self.batch_axes, keepdim=True)"),  # over n, not n - 1
         ("dtype=torch.promote_types(y.dtype, torch.float32)", "dtype=y.dtype"),  # a 16-bit mean loses what varies
-        ("self.track(self.running_var, variance)", "self.track(self.running_var, variance.sqrt())"),
+        ("self.track(self.running_var, variance.detach())", "self.track(self.running_var, variance.detach().sqrt())"),
         ("BN_EPS = 1e-6", "BN_EPS = 1e-5"),
         ("/ (variance + BN_EPS).sqrt()", "/ (variance.sqrt() + BN_EPS)"),
         ("self.g.div_(deviation", "self.g.mul_(deviation"),

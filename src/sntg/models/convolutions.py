@@ -117,18 +117,18 @@ class ConvMap(Layer):
 
     def _grouped_values(self, values: Tensor, y: Tensor) -> Tensor:
         """One value an output, (*runs, outputs), for each group of rows in the pass, (groups, outputs)."""
-        by_run = values.reshape(-1, values.shape[-1])
+        by_run = values if values.ndim == 2 else values.reshape(-1, values.shape[-1])
         groups = y.shape[:-3].numel() // self._units(y)[0]
         if groups == len(by_run):
             return by_run
-        return by_run[:, None].expand(-1, groups // len(by_run), -1).flatten(0, 1)
+        return by_run.expand(groups, -1) if len(by_run) == 1 else by_run.repeat_interleave(groups // len(by_run), 0)
 
     def _passed(self, y: Tensor, done: Fused, trace: list[LinearMap] | None) -> Tensor:
         """The layer's output, after its running statistics have moved and its derivative is in the trace."""
         if self.track_statistics:  # asked here too: a compiler would trace what `track` then leaves alone
             for kind, name in enumerate(("running_mean", "running_var")[: len(done.channels)]):
-                self.track(getattr(self, name), done.channels[kind].view(*y.shape[:-4], -1, y.shape[-3], 1, 1))
-        output = done.output.view(*y.shape[:-2], *done.output.shape[-2:])
+                self.track(getattr(self, name), done.channels[kind])
+        output = _shaped(done.output, y.shape[:-2] + done.output.shape[-2:])
         if trace is not None and not self.first_rows:
             trace.append(self._linear(y.shape, output.shape, done.linear))
         return output
@@ -137,8 +137,8 @@ class ConvMap(Layer):
         """The convolution and the rest of the layer, whose images have the given shapes, as a linear map."""
         weight = self.weight()
         return LinearMap(
-            push=lambda t: rest.push(_grouped(self.linear_map(t, weight))).view(output),
-            pull=lambda u: self.transposed_map(rest.pull(_grouped(u)).view(y), weight),
+            push=lambda t: _shaped(rest.push(_grouped(self.linear_map(t, weight))), output),
+            pull=lambda u: self.transposed_map(_shaped(rest.pull(_grouped(u)), y), weight),
         )
 
     def transposed_map(self, y: Tensor, weight: Tensor) -> Tensor:
@@ -189,7 +189,13 @@ def _channels_last(images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _grouped(y: Tensor, rows: int | None = None) -> Tensor:
     """Images as (groups, rows, channels, height, width): so many rows to a group, or all that are together."""
-    return y.reshape(-1, y.shape[-4] if rows is None else rows, *y.shape[-3:])
+    rows = y.shape[-4] if rows is None else rows
+    return _shaped(y, torch.Size([y.shape[:-3].numel() // rows, rows, *y.shape[-3:]]))
+
+
+def _shaped(x: Tensor, shape: torch.Size) -> Tensor:
+    """x in that shape. Where it has it nothing is done: a compiler takes milliseconds for an operation it hears of."""
+    return x if x.shape == shape else x.reshape(shape)
 
 
 def max_pool(x: Tensor) -> Tensor:

@@ -113,10 +113,9 @@ class Layer(nn.Module):
         """Moves a running statistic; with several views in the pass it follows the last (branch b of the Pi model), and
         with two batches the second."""
         if self.track_statistics:
-            runs = running.ndim - 1
-            views = statistic.detach().flatten(runs, -2 - self.spatial)
-            latest = views.mean(runs) if self.average_views else views.select(runs, -1)
-            running.lerp_(latest.reshape(running.shape).to(running.dtype), 1 - self.bn_momentum)
+            views = statistic.reshape(*running.shape[:-1], -1, running.shape[-1])
+            latest = views.mean(-2) if self.average_views else views[..., -1, :]
+            running.lerp_(latest.to(running.dtype), 1 - self.bn_momentum)
 
 
 class WeightNorm(Layer):
@@ -147,7 +146,7 @@ class WeightNorm(Layer):
         shift = self.per_output(self.b, y)
         if self.mean_only_bn:
             mean = self.batch_mean(y)
-            self.track(self.running_mean, mean)
+            self.track(self.running_mean, mean.detach())
             shift = shift - mean
         return (y + shift).to(y.dtype)
 
@@ -200,8 +199,8 @@ class BatchNorm(Layer):
         mean = self.batch_mean(y)
         # Deviations add up to zero, so the variance does not change with the mean: its derivative is left out.
         variance = self.batch_mean((y - mean.detach()).square())
-        self.track(self.running_mean, mean)
-        self.track(self.running_var, variance)
+        self.track(self.running_mean, mean.detach())
+        self.track(self.running_var, variance.detach())
         scale = self.per_output(self.g, y) / (variance + BN_EPS).sqrt()
         # One multiplication and one addition an output: derivatives then take two passes over the images, not five.
         return (y * scale + (self.per_output(self.b, y) - mean * scale)).to(y.dtype)
