@@ -207,8 +207,8 @@ def test_a_compiled_step_is_the_same():
 
 @needs_kernels
 @each_normalisation
-def test_a_start_finds_the_step_in_the_compilers_cache(normalisation):
-    """What of PyTorch's own forward mode is in a step keeps the compiler from even looking: it would trace it anew."""
+def test_a_compiled_step_has_nothing_of_pytorchs_forward_mode(normalisation):
+    """With it the compiler would not look the step up in its cache, but trace it anew at every start."""
     graphs = []
 
     def look(graph, inputs):

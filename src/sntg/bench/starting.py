@@ -75,8 +75,8 @@ def compiler_cache(folder: Path) -> AbstractContextManager[None]:
 def kept_bytecode(folder: Path, device: str) -> dict[str, str]:
     """The variables with which a new process finds the bytecode of PyTorch's compiler.
 
-    None, where Python has it or keeps it when it first loads the compiler. Where it may not, as in many containers, it
-    would compile some 1,400 files every time: there the folder is filled, and named.
+    None, where Python has it or keeps it when it first loads the compiler; one file tells for all. Where it may not, as
+    in many containers, it would compile some 1,400 files every time: there the folder is filled, and named.
     """
     _load_compiler(device)
     if Path(cache_from_source(torch._dynamo.__file__)).exists():

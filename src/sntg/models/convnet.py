@@ -89,8 +89,8 @@ class ConvNet(Classifier):
     def linearised(self, x: Tensor) -> tuple[Output, Linearised | None]:
         """The noise is added, so it leaves the derivative alone.
 
-        None for a stack of several runs, and where a layer has no kernels. Nothing is left to PyTorch's forward mode:
-        a compiled step that has it in it is traced anew at every start, though the compiler has it in its cache.
+        None for a stack of several runs, and where a layer has no kernels. Nothing is left to PyTorch's forward mode: a
+        step that has it the compiler would not look up in its cache, but trace anew at every start.
         """
         trace: list[LinearMap] = []
         features = self.h(x, trace)

@@ -110,8 +110,8 @@ class Layer(nn.Module):
         return values.reshape(*runs, *(1,) * between, outputs, *(1,) * self.spatial)
 
     def track(self, running: Tensor, statistic: Tensor) -> None:
-        """Moves a running statistic; with several views in the pass it follows the last (branch b of the Pi model), and
-        with two batches the second."""
+        """Moves a running statistic towards the pass's, which has no gradient. With several views it follows the last
+        (branch b of the Pi model), and with two batches the second."""
         if self.track_statistics:
             views = statistic.reshape(*running.shape[:-1], -1, running.shape[-1])
             latest = views.mean(-2) if self.average_views else views[..., -1, :]
@@ -253,7 +253,7 @@ class DenseMap(Layer):
         >>> torch.equal(push(torch.eye(2)), layer.V.T), torch.equal(pull(torch.eye(3)), layer.V)
         (True, True)
         """
-        weight = self.weight()
+        weight = self.weight().detach()
         rest = self.derivative(self.linear_map(x, weight))
         return LinearMap(
             push=lambda t: rest(self.linear_map(t, weight)),
