@@ -25,6 +25,8 @@ def cache_folder() -> Path:
 
 
 def _platform_cache() -> Path:
-    import platformdirs  # only here: whoever names a folder does not need it
-
+    try:
+        import platformdirs  # only here: whoever names a folder does not need it
+    except ModuleNotFoundError:  # run from the source where nothing can be installed
+        return Path.home() / ".cache" / "sntg"
     return Path(platformdirs.user_cache_dir("sntg"))
