@@ -191,6 +191,15 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("x.mean((-2, -1), dtype=torch.promote_types(x.dtype, torch.float32))", "x.amax((-2, -1))"),
         ("last.pooled(x, dropout, trace)", "last.pooled(x, Dropout(0.0), trace)"),
     ],
+    ("models/means.py", "models/test_means.py"): [
+        ("output < self.outputs(length)", "output <= self.outputs(length)"),
+        ("(output >= 0) & ", ""),
+        ("x.sum(1, dtype=torch.float32)", "x.sum(1)"),  # 16 bits would lose most images
+    ],
+    ("models/convolutions.py", "models/test_shifted.py"): [
+        ("self.track(self.running_mean, mean)", "pass"),
+        ("not self.first_rows and ", ""),  # two batches have two means
+    ],
     ("models/flat.py", "models/test_flat.py"): [
         ("part.storage_offset() == place and ", ""),
         ("same and ", ""),

@@ -26,7 +26,7 @@ def forward_products(model, side):
     found = []
     for number, block in enumerate(model.blocks):
         for layer in block:
-            side += 2 * layer.padding - layer.V.shape[-1] + 1
+            side += 2 * layer.taps.padding - layer.V.shape[-1] + 1
             found.append(2 * layer.V.numel() * side * side)
         if number < len(model.dropouts):
             side //= 2

@@ -25,10 +25,11 @@ from sntg.models import (
     use_precision,
     without_kernels,
 )
-from sntg.models.fused import can_fuse
+from sntg.models.operators import can_fuse
 
 CLASSES, IMAGE = 4, (3, 16, 16)
 each_normalisation = pytest.mark.parametrize("normalisation", NORMALISATIONS)
+each_full_normalisation = pytest.mark.parametrize("normalisation", ["batch", "batch-logits"])
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +116,7 @@ def test_the_direction_is_that_of_float64(normalisation, precision, cosine):
 
 
 @needs_kernels
-@each_normalisation
+@each_full_normalisation
 def test_what_the_network_pulls_back_is_the_transpose_of_what_it_pushes(normalisation):
     net, x = make_net(normalisation, "tf32"), images(6)
     with shared_noise(net), frozen_statistics(net), torch.no_grad():
@@ -145,6 +146,21 @@ def test_a_network_that_is_only_partly_fused_leaves_its_derivative_to_pytorch():
     net, x = make_net("batch", "tf32", image=image), images(4, image=image)
     assert net.linearised(x)[1] is None
     assert torch.isfinite(vat_loss(net, x, images(4, seed=1, image=image))())
+
+
+@needs_kernels
+def test_a_mean_only_network_leaves_its_derivative_to_pytorch():
+    """It has kernels for the pass, but none that tell its derivative."""
+    net, x = make_net("mean-only", "tf32"), images(6)
+    with shared_noise(net), frozen_statistics(net):
+        with mock.patch.object(convolutions, "shifted_leaky", wraps=convolutions.shifted_leaky) as kernel:
+            output, linearised = net.linearised(x)
+        with without_kernels(net):
+            plain = net(x)
+    assert kernel.called
+    assert linearised is None
+    torch.testing.assert_close(output, plain, rtol=1e-4, atol=1e-5)
+    assert torch.isfinite(vat_loss(net, x, images(4, seed=1))())
 
 
 # --- a step ----------------------------------------------------------------------------------------------------------
@@ -201,12 +217,13 @@ def test_a_step_is_the_same_with_kernels_and_without(normalisation, options):
 
 
 @needs_kernels
-def test_a_compiled_step_is_the_same():
-    assert_same_step(step("batch-logits", True, "aot_eager"), step("batch-logits", False))
+@pytest.mark.parametrize("normalisation", ["mean-only", "batch-logits"])
+def test_a_compiled_step_is_the_same(normalisation):
+    assert_same_step(step(normalisation, True, "aot_eager"), step(normalisation, False))
 
 
 @needs_kernels
-@each_normalisation
+@each_full_normalisation
 def test_a_compiled_step_has_nothing_of_pytorchs_forward_mode(normalisation):
     """With it the compiler would not look the step up in its cache, but trace it anew at every start."""
     graphs = []

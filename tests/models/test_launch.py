@@ -10,8 +10,21 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from sntg.models import fused, grid
 from sntg.models.launch import MOST_SLICES, Launch, compiling
+from sntg.models.lines import Lines
 
-SHAPES = [(1, 3, 32, 4, 4), (2, 11, 32, 4, 8), (1, 5, 96, 2, 2), (2, 100, 128, 32, 32), (1, 128, 256, 6, 6)]
+SHAPES = [
+    (1, 3, 32, 4, 4),
+    (2, 11, 32, 4, 8),
+    (1, 5, 96, 2, 2),
+    (2, 100, 32, 16, 16),  # 100 images in slices of 7: fewer slices than would fill the GPU
+    (2, 100, 128, 32, 32),
+    (1, 128, 256, 6, 6),
+]
+
+
+def are_powers_of_two(*sizes):
+    """As Triton's blocks have to be."""
+    return all(size > 0 and size & (size - 1) == 0 for size in sizes)
 
 
 @pytest.mark.parametrize("reads", [1, 2, 4])
@@ -25,8 +38,21 @@ def test_every_row_has_a_program_and_every_program_a_row(shape, dtype, reads):
     assert (across * sizes["COLUMNS"], depth, sizes["M"]) == (C, groups, n * H * W)
     assert (slices - 1) * sizes["slice_rows"] < sizes["M"] <= slices * sizes["slice_rows"]
     assert slices <= MOST_SLICES
-    for block in (sizes["ROWS"], sizes["COLUMNS"]):
-        assert block & (block - 1) == 0  # Triton's blocks are powers of two
+    assert are_powers_of_two(sizes["ROWS"], sizes["COLUMNS"])
+
+
+@pytest.mark.parametrize("reads", [1, 2, 4])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_image_of_a_line_has_a_program_and_every_program_an_image(shape, reads):
+    groups, n, C, H, W = shape
+    lines = Lines.over(torch.empty((groups, n, H, W, C), device="meta"), reads)
+    across, down, depth = lines.grid
+    sizes = lines.sizes
+    assert (across * sizes["COLUMNS"], down, depth) == (C, H * sizes["slices"], groups)
+    assert tuple(sizes[name] for name in "nHWC") == (n, H, W, C)
+    assert (sizes["slices"] - 1) * sizes["slice_images"] < n <= sizes["slices"] * sizes["slice_images"]
+    assert sizes["PIXELS"] >= W  # a program holds a line at a time
+    assert are_powers_of_two(sizes["PIXELS"], sizes["COLUMNS"], sizes["num_warps"])
 
 
 class Kernel:
@@ -53,7 +79,7 @@ def finish_compiling():
 
 
 def run(kernel, x):
-    Launch((1, 1, 1), {"M": 3}, 0).run(kernel, x, None, x.half(), 0.1, FULL=True)
+    Launch((1, 1, 1), {"M": 3}, 0).run(kernel, x, None, x.half(), 0.1, PUSH=True)
     finish_compiling()
     return kernel.done
 
@@ -64,13 +90,13 @@ def test_a_kernel_is_launched_with_its_tensors(a_gpu):
     assert what == "launched"
     assert first is x
     assert none is None
-    assert (second.dtype, slope, constants) == (torch.float16, 0.1, {"M": 3, "FULL": True})
+    assert (second.dtype, slope, constants) == (torch.float16, 0.1, {"M": 3, "PUSH": True})
 
 
 def test_where_the_tensors_hold_nothing_it_is_compiled_for_their_dtypes(a_gpu):
     with FakeTensorMode():
         done = run(Kernel(), torch.zeros(2))
-    assert done == [("compiled", (torch.float32, None, torch.float16, 0.1), {"M": 3, "FULL": True})]
+    assert done == [("compiled", (torch.float32, None, torch.float16, 0.1), {"M": 3, "PUSH": True})]
 
 
 def test_without_a_gpu_there_is_nothing_to_compile_for(monkeypatch):
@@ -89,25 +115,40 @@ def test_a_kernel_that_cannot_be_compiled_is_none_of_the_compilers_business(a_gp
         assert run(Broken(), torch.zeros(2)) == []
 
 
-@pytest.mark.parametrize("pool", [False, True])
-@pytest.mark.parametrize("full", [False, True])
-def test_sizes_may_be_left_open(full, pool):
-    """As `torch.export` and a compiler of dynamic shapes leave them: what comes out is as open as what goes in."""
+def left_open():
+    """A mode in which tensors hold nothing, and a size that is not known."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     with mode:
         n = mode.shape_env.create_unbacked_symint()
         torch._check(n >= 2)
+    return mode, n
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_sizes_may_be_left_open(pool):
+    """As `torch.export` and a compiler of dynamic shapes leave them: what comes out is as open as what goes in."""
+    mode, n = left_open()
+    with mode:
         y = torch.empty(1, n, 4, 4, 32).permute(0, 1, 4, 2, 3)
         b, mask = torch.empty(1, 32), torch.empty(1, n, 2, 2, 32).permute(0, 1, 4, 2, 3)
-        g = b if full else None
         if pool:
-            p, channels, code = fused.pooled(y, g, b, mask, 0.1, 1e-6, 0)
-            gradient, _ = fused.pooled_pull(p, y if full else None, mask, code, channels, 0.1, 0)
+            p, channels, code = fused.pooled(y, b, b, mask, 0.1, 1e-6, 0)
+            gradient, _ = fused.pooled_pull(p, y, mask, code, channels, 0.1, 0)
         else:
-            a, channels = fused.leaky(y, g, b, 0.1, 1e-6, 0)
+            a, channels = fused.leaky(y, b, b, 0.1, 1e-6, 0)
             gradient, _ = fused.linear(a, y, channels, 0.1, 0, False)
     assert gradient.shape == y.shape
     assert gradient.stride() == y.stride()
+
+
+def test_kernels_are_not_compiled_for_sizes_left_open(a_gpu):
+    kernel, (mode, n) = Kernel(), left_open()
+    with mode:
+        x = torch.empty(1, n, 4, 4, 32)
+        Launch.over(x, 2).sums(kernel, 2, x)
+        Lines.over(x, 2).sums(kernel, (3, 1), 3, x)
+    finish_compiling()
+    assert kernel.done == []
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ Input noise, then blocks of convolutions with leaky ReLU, 2x2 max-pooling and dr
 pooling to the features h(x), and one dense layer.
 """
 
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from math import prod
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sntg.errors import UsageError, unknown
 from sntg.models.classifier import Classifier, Output
-from sntg.models.convolutions import BatchNormConv, Conv, ConvMap
+from sntg.models.convolutions import BatchNormConv, Conv, ConvMap, Trace
 from sntg.models.layers import AffineDense, BatchNormDense, Dense, DenseMap
 from sntg.models.linearised import Linearised, LinearMap, composed
 from sntg.models.noise import Dropout, GaussianNoise
@@ -67,17 +67,22 @@ class ConvNet(Classifier):
                 layers.append(conv(outputs, channels, size, padding))
                 channels = outputs
             self.blocks.append(layers)
+        for layer, following in pairwise(m for m in self.blocks.modules() if isinstance(m, ConvMap)):
+            layer.feeds = following.taps
         self.dropouts = nn.ModuleList(Dropout(dropout) for _ in self.BLOCKS[1:])
         self.output = dense(classes, channels)
 
-    def h(self, x: Tensor, trace: list[LinearMap] | None = None) -> Tensor:
+    def h(self, x: Tensor, trace: Trace | None = None) -> Tensor:
         """The features; a `trace` is left what the layers do to tangents and gradients, where they know it."""
-        x = self.noise(x)
+        x, sums = self.noise(x), None
         for block, dropout in zip_longest(self.blocks, self.dropouts):
             *inner, last = (layer for layer in block.children() if isinstance(layer, ConvMap))
             for layer in inner:
-                x = layer.activated(x, trace)
-            x = last.pooled(x, dropout, trace) if isinstance(dropout, Dropout) else last.activated(x, trace)
+                x, sums = layer.activated(x, sums, trace)
+            if isinstance(dropout, Dropout):
+                x, sums = last.pooled(x, dropout, sums, trace)
+            else:
+                x, sums = last.activated(x, sums, trace)
         if trace is not None:
             trace.append(_mean_map(x))
         return _mean(x)
@@ -92,7 +97,7 @@ class ConvNet(Classifier):
         None for a stack of several runs, and where a layer has no kernels. Nothing is left to PyTorch's forward mode: a
         step that has it the compiler would not look up in its cache, but trace anew at every start.
         """
-        trace: list[LinearMap] = []
+        trace: Trace = []
         features = self.h(x, trace)
         output = Output(self.g(features), features)
         if prod(self.runs) > 1 or len(trace) < 1 + sum(map(len, self.BLOCKS)):

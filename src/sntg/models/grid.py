@@ -19,6 +19,8 @@ Row numbers are int64, so offsets may exceed 2^31.
 
 from __future__ import annotations  # `tl` is named in signatures, and may be missing
 
+from inspect import signature
+
 try:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
     from triton import jit as jit
@@ -31,12 +33,13 @@ except ImportError:
 else:
     AVAILABLE = True
 
-SIZES = ("M", "slice_rows", "slices", "first")
+SIZES = {"M", "slice_rows", "slices", "first", "n", "H", "W", "slice_images", "groups", "pixels"}
 
 
 def kernel(function):
     """A kernel: what the grid launches. It is not compiled anew for sizes that are multiples of 16, as Triton would."""
-    return jit(function, do_not_specialize=SIZES) if AVAILABLE else function
+    found = [name for name, p in signature(function).parameters.items() if name in SIZES and p.annotation is p.empty]
+    return jit(function, do_not_specialize=found) if AVAILABLE else function
 
 
 @jit
@@ -109,9 +112,9 @@ def add_partials(partial, kind: tl.constexpr, C, slices, first, COLUMNS: tl.cons
 
 
 @jit
-def add_moments(partial, M, C, slices, first, FULL: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr):
-    """The mean and, if FULL, the variance over the batch (else 0), M rows a group, from the means of its slices and the
-    sums of their squared deviations: the deviations of the means come on top (Chan, Golub & LeVeque, 1979).
+def add_moments(partial, M, C, slices, first, COLUMNS: tl.constexpr, MOST: tl.constexpr):
+    """The mean and the variance over the batch, M rows a group, from the means of its slices and the sums of their
+    squared deviations: the deviations of the means come on top (Chan, Golub & LeVeque, 1979).
 
     What is added up is how far the means lie from the first one, which is known at once: no sum waits for another.
     """
@@ -123,11 +126,8 @@ def add_moments(partial, M, C, slices, first, FULL: tl.constexpr, COLUMNS: tl.co
     pivot = tl.load(partial + start * slices * C + program_columns(COLUMNS))
     off = load_partials(partial, 0, C, slices, first, COLUMNS, MOST) - pivot[None, :]
     total, rows = tl.sum(n * off, 0), count * M
-    if FULL:
-        squares = tl.sum(load_partials(partial, 1, C, slices, first, COLUMNS, MOST) + n * off * off, 0)
-        variance = tl.maximum(squares - total * total / rows, 0.0) / rows
-    else:
-        variance = tl.zeros((COLUMNS,), tl.float32)
+    squares = tl.sum(load_partials(partial, 1, C, slices, first, COLUMNS, MOST) + n * off * off, 0)
+    variance = tl.maximum(squares - total * total / rows, 0.0) / rows
     return pivot + total / rows, variance
 
 

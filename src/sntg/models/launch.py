@@ -37,7 +37,7 @@ class Launch(NamedTuple):
     def over(cls, x: Tensor, reads: int, first: int = 0) -> "Launch":
         """For kernels that walk over the rows of x, (groups, n, H, W, C), and hold `reads` rows as wide for each.
 
-        Enough slices to fill the GPU, but none of few rows. A full normalisation holds twice what a mean-only one does.
+        Enough slices to fill the GPU, but none of few rows.
         """
         groups, rows, C = x.shape[0], prod(x.shape[1:4]), x.shape[4]
         if any(isinstance(size, torch.SymInt) for size in x.shape):  # a compiler leaves it open: nothing is to be known
@@ -71,16 +71,21 @@ class Launch(NamedTuple):
         self.run(kernel, partial, *more, slices=partial.shape[2], first=self.first, MOST=MOST_SLICES, **constants)
 
     def run(self, kernel: Any, partial: Tensor, *more: Any, **constants: Any) -> None:
-        """Launches a kernel; where the tensors hold nothing it is compiled only."""
-        handed, constants = (partial, *more), self.sizes | constants
-        if isinstance(partial, FakeTensor) or partial.is_meta:
-            if torch.cuda.is_available() and not isinstance(constants["M"], torch.SymInt):
-                dtypes = [value.dtype if isinstance(value, Tensor) else value for value in handed]
-                compiling().submit(compile_for, partial.device, kernel, dtypes, self.grid, constants)
-            return
-        # Triton launches on the current device, PyTorch's own operators on their tensors'.
-        with torch.cuda.device_of(partial):  # type: ignore[no-untyped-call]
-            kernel[self.grid](*handed, **constants)
+        """Launches a kernel."""
+        launch(kernel, self.grid, (partial, *more), self.sizes | constants)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], handed: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    """Launches a kernel, whose first argument is a tensor; where the tensors hold nothing it is compiled only."""
+    like = handed[0]
+    if isinstance(like, FakeTensor) or like.is_meta:
+        if torch.cuda.is_available() and not any(isinstance(value, torch.SymInt) for value in constants.values()):
+            dtypes = [value.dtype if isinstance(value, Tensor) else value for value in handed]
+            compiling().submit(compile_for, like.device, kernel, dtypes, grid, constants)
+        return
+    # Triton launches on the current device, PyTorch's own operators on their tensors'.
+    with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
+        kernel[grid](*handed, **constants)
 
 
 @cache

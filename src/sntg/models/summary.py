@@ -46,7 +46,7 @@ def _words(module: nn.Module) -> str:
     assert isinstance(module, Layer)
     outputs, kernel = len(module.b), module.V.shape[2:]
     if isinstance(module, ConvMap):
-        padding = "same" if module.padding or kernel[0] == 1 else "valid"
+        padding = "same" if module.taps.padding or kernel[0] == 1 else "valid"
         return f"{kernel[0]}x{kernel[1]} conv. {outputs} {padding}"
     return f"dense {module.V.shape[1]} -> {outputs}"
 
