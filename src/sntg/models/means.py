@@ -69,7 +69,7 @@ def tap_sums(x: Tensor, taps: Taps) -> Tensor:
     return sums.flatten(-2).transpose(1, 2)
 
 
-class Layer(NamedTuple):
+class MeanOnlyLayer(NamedTuple):
     """What a mean-only layer computes with."""
 
     weight: Tensor  # (outputs, length): g V / ||V||, tap by tap, channel by channel, and zeros up to the length
@@ -79,10 +79,10 @@ class Layer(NamedTuple):
 
 def weight_and_shift(
     V: Tensor, g: Tensor, b: Tensor, sums: Tensor, pixels: int, length: int, dtype: torch.dtype
-) -> Layer:
+) -> MeanOnlyLayer:
     """V (outputs, C, size, size), g and b (outputs,) in float32; pixels: M, of a group's outputs."""
     weight, shift, mean, _ = torch.ops.sntg.mean_only_layer(V, g, b, sums, pixels, length, dtype)
-    return Layer(weight, shift, mean)
+    return MeanOnlyLayer(weight, shift, mean)
 
 
 @operator("mean_only_layer")
