@@ -189,7 +189,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('"batch": (BatchNormConv, AffineDense)', '"batch": (BatchNormConv, BatchNormDense)'),
         ('"mean-only": (Conv, Dense)', '"mean-only": (Conv, AffineDense)'),
         ("x.mean((-2, -1), dtype=torch.promote_types(x.dtype, torch.float32))", "x.amax((-2, -1))"),
-        ("last.pooled(x, dropout, trace)", "last.pooled(x, Dropout(0.0), trace)"),
+        ("last.pooled(x, dropout, sums, trace)", "last.pooled(x, Dropout(0.0), sums, trace)"),
     ],
     ("models/means.py", "models/test_means.py"): [
         ("output < self.outputs(length)", "output <= self.outputs(length)"),

@@ -1,6 +1,8 @@
 """Networks through the GPU's kernels where tensors hold nothing, as a compiler sees them: what comes out has the shape
 and the dtype it has without kernels. What is in it, `test_shifted.py` and `test_fused.py` compare."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -43,6 +45,20 @@ def test_a_step(leading, side, normalisation, precision):
 
     plain, fused = seen(step, net, precision)
     assert fused == plain
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("tf32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_the_convolutions_of_a_mean_only_network_compute_in_the_precision(precision, dtype):
+    net = use_precision(SmallNet((3, 16, 16), 4).float().train(), precision, fused=True)
+    real, dtypes = convolutions.F.conv2d, []
+
+    def conv2d(images, weight, *rest, **more):
+        dtypes.extend([images.dtype, weight.dtype])
+        return real(images, weight, *rest, **more)
+
+    with mock.patch.object(convolutions.F, "conv2d", conv2d), FakeTensorMode(allow_non_fake_inputs=True):
+        net(torch.randn(4, 3, 16, 16))
+    assert dtypes == [dtype] * 10
 
 
 @each_precision

@@ -8,8 +8,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from sntg.models import fused, grid
-from sntg.models.launch import MOST_SLICES, Launch, compiling
+from sntg.models import fused, grid, means, shifted
+from sntg.models.launch import MOST_SLICES, STAGES, Launch, compiling
 from sntg.models.lines import Lines
 
 SHAPES = [
@@ -55,6 +55,12 @@ def test_every_image_of_a_line_has_a_program_and_every_program_an_image(shape, r
     assert are_powers_of_two(sizes["PIXELS"], sizes["COLUMNS"], sizes["num_warps"])
 
 
+@pytest.mark.parametrize(("W", "stages"), [(32, STAGES), (64, 2), (128, 1), (2048, 1)])
+def test_of_wide_lines_fewer_are_under_way(W, stages):
+    """All that are must fit into a multiprocessor's memory."""
+    assert Lines.over(torch.empty((1, 8, 4, W, 32), dtype=torch.bfloat16, device="meta"), 4).sizes["STAGES"] == stages
+
+
 class Kernel:
     """Notes what is done with it."""
 
@@ -79,24 +85,23 @@ def finish_compiling():
 
 
 def run(kernel, x):
-    Launch((1, 1, 1), {"M": 3}, 0).run(kernel, x, None, x.half(), 0.1, PUSH=True)
+    Launch((1, 1, 1), {"M": 3}, 0).run(kernel, x, x.half(), 0.1, PUSH=True)
     finish_compiling()
     return kernel.done
 
 
 def test_a_kernel_is_launched_with_its_tensors(a_gpu):
     x = torch.zeros(2)
-    ((what, (first, none, second, slope), constants),) = run(Kernel(), x)
+    ((what, (first, second, slope), constants),) = run(Kernel(), x)
     assert what == "launched"
     assert first is x
-    assert none is None
     assert (second.dtype, slope, constants) == (torch.float16, 0.1, {"M": 3, "PUSH": True})
 
 
 def test_where_the_tensors_hold_nothing_it_is_compiled_for_their_dtypes(a_gpu):
     with FakeTensorMode():
         done = run(Kernel(), torch.zeros(2))
-    assert done == [("compiled", (torch.float32, None, torch.float16, 0.1), {"M": 3, "PUSH": True})]
+    assert done == [("compiled", (torch.float32, torch.float16, 0.1), {"M": 3, "PUSH": True})]
 
 
 def test_without_a_gpu_there_is_nothing_to_compile_for(monkeypatch):
@@ -134,11 +139,15 @@ def test_sizes_may_be_left_open(pool):
         if pool:
             p, channels, code = fused.pooled(y, b, b, mask, 0.1, 1e-6, 0)
             gradient, _ = fused.pooled_pull(p, y, mask, code, channels, 0.1, 0)
+            p, sums, code = shifted.pooled(y, b, mask, 0.1, 1, 0)
+            other, _ = shifted.pooled_gradient(p, sums, mask, code, 0.1, 1, 0)
         else:
             a, channels = fused.leaky(y, b, b, 0.1, 1e-6, 0)
             gradient, _ = fused.linear(a, y, channels, 0.1, 0, False)
-    assert gradient.shape == y.shape
-    assert gradient.stride() == y.stride()
+            a, sums = shifted.leaky(y, b, 0.1, 3, 1)
+            other, _ = shifted.leaky_gradient(a, sums, a, 0.1, 3, 1)
+    assert gradient.shape == other.shape == y.shape
+    assert gradient.stride() == other.stride() == y.stride()
 
 
 def test_kernels_are_not_compiled_for_sizes_left_open(a_gpu):
@@ -164,9 +173,42 @@ def device(monkeypatch, request):
     return "cpu"
 
 
+def two_passes(y, b, mask):
+    fused.leaky(y, b, b, 0.1, 1e-6, 0)
+
+
+def one_pass(y, b, mask):
+    a, sums = shifted.leaky(y, b, 0.1, 3, 1)
+    shifted.leaky_gradient(a, sums, a, 0.1, 3, 1)
+    p, sums, code = shifted.pooled(y, b, mask, 0.1, 3, 1)
+    shifted.pooled_gradient(p, sums, mask, code, 0.1, 3, 1)
+
+
+def weights(y, b, mask):
+    V, sums = y.new_empty(4, 32, 3, 3), y.new_empty(1, 9, 32)
+    weight, shift, _, norms = means.layer(V, b[0, :4], b[0, :4], sums, 7, 288, torch.float32)
+    means.gradient(weight, shift, V, b[0, :4], sums, norms, 7)
+    means.sums_gradient(shift, weight, 9, 32, 7)
+
+
+OPERATORS = {
+    two_passes: ["moments", "normalised_leaky"],
+    one_pass: [
+        "shifted_leaky",
+        "add_lines",
+        "leaky_gradient",
+        "add_lines",  # of one tap
+        "shifted_leaky_pooled",
+        "pooled_gradient",
+    ],
+    weights: ["mean_only_layer", "parameters_gradient", "sums_gradient"],
+}
+
+
 @pytest.mark.skipif(not grid.AVAILABLE, reason="needs Triton")
-def test_a_compiler_that_asks_for_shapes_has_the_kernels_compiled(device, monkeypatch, tmp_path):
-    """Asked once it compiles both; asked again there is nothing left to compile."""
+@pytest.mark.parametrize(("operators", "kernels"), OPERATORS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_compiler_that_asks_for_shapes_has_the_kernels_compiled(operators, kernels, device, monkeypatch, tmp_path):
+    """Asked once it compiles all; asked again there is nothing left to compile."""
     jit = pytest.importorskip("triton.runtime.jit").JITFunction
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     compiled, really_compile = [], jit._do_compile
@@ -179,13 +221,11 @@ def test_a_compiler_that_asks_for_shapes_has_the_kernels_compiled(device, monkey
 
     def ask():
         with FakeTensorMode():
-            y, b = torch.empty(1, 1, 32, 2, 1, device=device), torch.empty(1, 32, device=device)
-            return fused.leaky(y, b, b, 0.1, 1e-6, 0)
+            y, b = torch.empty(1, 1, 32, 4, 4, device=device), torch.empty(1, 32, device=device)
+            operators(y, b, torch.empty(1, 1, 32, 2, 2, device=device))
+        finish_compiling()
 
-    a, channels = ask()
-    finish_compiling()
-    assert (a.shape, channels.shape) == ((1, 1, 32, 2, 1), (5, 1, 32))
-    assert compiled == ["moments", "normalised_leaky"]
     ask()
-    finish_compiling()
-    assert len(compiled) == 2
+    assert compiled == kernels
+    ask()
+    assert compiled == kernels

@@ -4,6 +4,8 @@ The kernels run on a GPU where there is one, else in Triton's interpreter; one t
 process of its own, with the interpreter.
 """
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -84,6 +86,22 @@ def test_the_weight_is_normed_and_rounded_and_the_mean_is_that_of_what_is_then_c
         torch.testing.assert_close(mean[group].double(), y.mean((0, 2, 3)), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(shift, b - mean)
     assert not mean.requires_grad
+
+
+@needs_kernels
+def test_norms_and_means_have_no_gradient():
+    V, g, b, x = random_layer(Taps(1, 0))
+    of_parameters = torch.ops.sntg.mean_only_layer(V, g, b, tap_sums(x, Taps(1, 0)), 7, 6, torch.float32)
+    assert [result.requires_grad for result in of_parameters] == [True, True, False, False]
+
+
+@needs_kernels
+def test_sums_of_data_are_not_differentiated():
+    V, g, b, x = random_layer(Taps(1, 0))
+    with mock.patch.object(torch.ops.sntg, "tap_sums_gradient", side_effect=AssertionError):
+        _, shift, _ = computed(V, g, b, x.detach(), Taps(1, 0))
+        shift.sum().backward()
+    assert torch.equal(b.grad, torch.full_like(b, 2.0))  # of two groups
 
 
 def eps(dtype):

@@ -254,6 +254,10 @@ def everywhere(monkeypatch):
         monkeypatch.setattr(convolutions, "can_fuse", lambda x, channels: channels % 32 == 0)
 
 
+def watched(name):
+    return mock.patch.object(convolutions, name, wraps=getattr(convolutions, name))
+
+
 def one_pass(net, x):
     """Logits, features, gradients of something of both, and the running means, which go on from where they began."""
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
@@ -267,20 +271,24 @@ def one_pass(net, x):
 
 
 @needs_kernels
-@pytest.mark.parametrize(("leading", "side"), [((3,), 16), ((1, 2, 3), 16), ((2, 3), 18)], ids=str)
-def test_a_network_with_kernels_does_what_it_does_without(leading, side, everywhere):
+@pytest.mark.parametrize(("leading", "size"), [((3,), (16, 20)), ((1, 2, 3), (16, 16)), ((2, 3), (18, 18))], ids=str)
+def test_a_network_with_kernels_does_what_it_does_without(leading, size, everywhere):
     """Of 18 x 18 pixels the second pooling would halve 7: that is left to PyTorch, and so are the sums behind it."""
-    net = SmallNet((3, side, side), 4, noise=0.0, dropout=0.0).float().to(DEVICE).train()
+    net = SmallNet((3, *size), 4, noise=0.0, dropout=0.0).float().to(DEVICE).train()
     net = stack([net]) if len(leading) == 3 else net
     for name, parameter in net.named_parameters():
         if name.endswith((".g", ".b")):
             parameter.data += torch.empty_like(parameter).uniform_(-0.4, 0.4)
-    x = torch.randn(*leading, 3, side, side, device=DEVICE)
+    x = torch.randn(*leading, 3, *size, device=DEVICE)
     plain = one_pass(net, x)
     use_precision(net, "tf32", fused=True)  # float32 on a CPU, and in the memory layout of the kernels
-    with mock.patch.object(convolutions, "shifted_leaky", wraps=convolutions.shifted_leaky) as kernel:
+    with watched("shifted_leaky") as kernel, watched("tap_sums") as added_up:
         found = one_pass(net, x)
-    assert kernel.call_count == (3 if side == 16 else 4)
+    odd = size == (18, 18)
+    assert kernel.call_count == 3 + odd
+    assert (
+        added_up.call_count == 1 + odd
+    )  # of the data, and of what PyTorch has pooled: else the layer before left them
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * (1 + float(other.detach().abs().max())))
 
@@ -303,7 +311,7 @@ def test_what_the_kernels_do_not_know_is_left_to_pytorch(what, everywhere):
     net = use_precision(stack([net, net]) if what == "several runs" else net, "tf32", fused=True)
     x = torch.randn(*([2] if what == "several runs" else []), 6, 3, 16, 16, device=DEVICE)
     batches = two_batches(net, 4) if what == "two batches" else nullcontext()
-    with batches, mock.patch.object(convolutions, "shifted_leaky", wraps=convolutions.shifted_leaky) as kernel:
+    with batches, watched("shifted_leaky") as kernel:
         net(x)
     assert kernel.call_count == 0
 
@@ -315,17 +323,18 @@ def test_its_derivative_is_left_to_pytorch(everywhere):
 
 
 @needs_kernels
+@pytest.mark.parametrize("leading", [(2,), (2, 1)], ids=str)
 @pytest.mark.parametrize("normalisation", NORMALISATIONS)
-def test_a_network_is_evaluated_through_the_kernels_where_nobody_wants_a_gradient(normalisation, everywhere):
+def test_a_network_is_evaluated_through_the_kernels_where_nobody_wants_a_gradient(normalisation, leading, everywhere):
     net = SmallNet((3, 16, 16), 4, normalisation=normalisation).float().to(DEVICE)
-    x = torch.randn(2, 3, 16, 16, device=DEVICE)
+    x = torch.randn(*leading, 3, 16, 16, device=DEVICE)
     net.train()(x)
     for name, tensor in net.state_dict().items():
         if not name.endswith((".V", ".std")):
             tensor += torch.rand_like(tensor)
     plain = net.eval()(x)
     use_precision(net, "tf32", fused=True)
-    with mock.patch.object(convolutions, "biased_leaky", wraps=convolutions.biased_leaky) as kernel:
+    with watched("biased_leaky") as kernel:
         with torch.no_grad():
             torch.testing.assert_close(net(x), plain, rtol=1e-4, atol=1e-4)
         assert kernel.call_count == 3

@@ -94,8 +94,9 @@ class ConvNet(Classifier):
     def linearised(self, x: Tensor) -> tuple[Output, Linearised | None]:
         """The noise is added, so it leaves the derivative alone.
 
-        None for a stack of several runs, and where a layer has no kernels. Nothing is left to PyTorch's forward mode: a
-        step that has it the compiler would not look up in its cache, but trace anew at every start.
+        None for a stack of several runs, and where a layer has no kernels that tell their derivative, as none has whose
+        normalisation is mean-only. Else nothing is left to PyTorch's forward mode: a step that has it the compiler
+        would not look up in its cache, but trace anew at every start.
         """
         trace: Trace = []
         features = self.h(x, trace)

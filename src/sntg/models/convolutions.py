@@ -88,7 +88,10 @@ class ConvMap(Layer):
         return Passed(pooled.view(*y.shape[:-2], *pooled.shape[-2:]))
 
     def fused_pass(self, x: Tensor, sums: Tensor | None, dropout: Dropout | None, trace: Trace | None) -> Passed:
-        """`activated`, or with a dropout `pooled`, through the kernels in training mode."""
+        """`activated`, or with a dropout `pooled`, through the kernels in training mode.
+
+        The sums are of use where the normalisation is mean-only, and the trace where it is not.
+        """
         raise NotImplementedError
 
     def _fuses(self, x: Tensor) -> bool:
@@ -116,6 +119,8 @@ class ConvMap(Layer):
     def _conv2d(self, images: Tensor, weight: Tensor, bias: Tensor | None = None, padding: int = 0) -> Tensor:
         if self.channels_last:
             images, weight = _channels_last(images, weight)
+        elif not weight.is_contiguous():
+            weight = weight.contiguous()
         return F.conv2d(images, weight, bias, padding=padding)
 
 

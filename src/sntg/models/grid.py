@@ -12,6 +12,8 @@ same order and nothing is added atomically: the bits repeat from run to run.
 Partial results are (kinds, groups, slices, C) and what they come to is (kinds, groups, C): a kind is a sum, or a mean.
 A group is a batch by itself, or the groups are those of two batches: the FIRST groups of one, the others of another.
 Row numbers are int64, so offsets may exceed 2^31.
+
+What makes a function a kernel, and a few offsets, the kernels of mean-only layers take from here, too.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

@@ -1,4 +1,4 @@
-"""How the kernels of `kernels.py` are launched: by how many programs for an image tensor, and compiled when.
+"""How kernels are launched, and compiled when; and those of `kernels.py` by how many programs for an image tensor.
 
 Triton compiles a kernel when it is first launched, half a second each. But PyTorch's compiler asks for the results'
 shapes long before, with tensors that hold nothing. Nothing is launched then; instead a thread begins to compile the

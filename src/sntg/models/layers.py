@@ -74,11 +74,6 @@ class Layer(nn.Module):
         return self.V
 
     @property
-    def scale(self) -> Tensor | None:
-        """What the normalised output is multiplied by, (*runs, outputs); None where the normalisation is mean-only."""
-        return None
-
-    @property
     def batch_axes(self) -> tuple[int, ...]:
         """The axes a batch mean is taken over: rows and, in images, space."""
         return (-2 - self.spatial, *range(-self.spatial, 0))
@@ -189,10 +184,6 @@ class BatchNorm(Layer):
         nn.init.kaiming_normal_(self.V)
         self.g = nn.Parameter(torch.ones(outputs))
         self.register_buffer("running_var", torch.ones(outputs))
-
-    @property
-    def scale(self) -> Tensor | None:
-        return self.g
 
     def trained(self, x: Tensor) -> Tensor:
         y = self.linear_map(x, self.weight())

@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sntg.models.launch import NARROWEST, STAGES, WARPS, ceil_div, launch, power_of_two
+from sntg.models.launch import NARROWEST, PROGRAMS, STAGES, WARPS, ceil_div, launch, power_of_two
+from sntg.models.shifted_kernels import add_lines
 
-# Launch parameters, for a GPU with about 130 multiprocessors. They depend on shapes alone, and so do the sums' bits.
-PROGRAMS = 512  # about four a multiprocessor
+# Launch parameters, beside those of `launch.py`. They depend on shapes alone, and so do the sums' bits.
 HELD = 2048  # numbers that a program holds at a time of all it reads
+UNDER_WAY = 2**15  # bytes that a program has under way at the most: lines wider than usual come one by one
 HELD_BY_A_WARP = 1024
 FEWEST_WARPS = 2
 FEWEST_IMAGES = 4  # in a slice; below this, adding up the slices costs more than the images
@@ -31,10 +32,9 @@ class Lines(NamedTuple):
         groups, n, H, W, C = x.shape
         if any(isinstance(size, torch.SymInt) for size in x.shape):  # a compiler leaves it open: nothing is to be known
             return cls((1, 1, 1), {"n": n, "H": H, "W": W, "C": C, "slices": 1})
-        pixels = power_of_two(W)
-        columns = min(
-            C & -C, max(NARROWEST, HELD // reads // pixels)
-        )  # C & -C: the largest power of two that divides C
+        pixels, largest = power_of_two(W), C & -C  # the largest power of two that divides C
+        columns = min(largest, max(NARROWEST, HELD // reads // pixels))
+        under_way = pixels * columns * reads * x.element_size()
         slices = min(ceil_div(PROGRAMS, groups * H * (C // columns)), ceil_div(n, FEWEST_IMAGES))
         slice_images = ceil_div(n, slices)
         sizes = {
@@ -46,7 +46,7 @@ class Lines(NamedTuple):
             "slices": ceil_div(n, slice_images),
             "PIXELS": pixels,
             "COLUMNS": columns,
-            "STAGES": STAGES,
+            "STAGES": max(1, min(STAGES, UNDER_WAY // under_way)),
             "num_warps": min(WARPS, max(FEWEST_WARPS, pixels * columns // HELD_BY_A_WARP)),
         }
         return cls((C // columns, H * sizes["slices"], groups), sizes)
@@ -59,12 +59,12 @@ class Lines(NamedTuple):
         launch(kernel, self.grid, (partial, x, *more), self.sizes | {"SIZE": size, "PAD": padding})
         return partial
 
-    def add(self, kernel: Any, partial: Tensor, taps: tuple[int, int]) -> Tensor:
+    def add(self, partial: Tensor, taps: tuple[int, int]) -> Tensor:
         """The sums over all that each of the taps meets, (groups, taps, C)."""
         (_, groups, _, C), (size, padding) = partial.shape, taps
         sums = torch.empty((groups, size * size, C), dtype=torch.float32, device=partial.device)
         sizes = {name: self.sizes[name] for name in ("H", "C", "slices")}
         constants = {"SIZE": size, "PAD": padding, "ROWS": ADDED_ROWS, "COLUMNS": NARROWEST, "num_warps": WARPS}
         if size:
-            launch(kernel, (C // NARROWEST, size * size, groups), (partial, sums), sizes | constants)
+            launch(add_lines, (C // NARROWEST, size * size, groups), (partial, sums), sizes | constants)
         return sums

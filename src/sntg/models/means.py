@@ -11,8 +11,10 @@ next layer. With the mean unknown it would be two passes. The way back is as sho
 gradient leaves through the sums.
 
 Here are the sums of images that no layer has left any of, and a layer's weight and shift from its parameters and sums:
-one operator, since the mean is that of the weight as the convolution reads it, rounded. Its kernels are in
-`mean_kernels.py`. Sums are (groups, taps, C), shifts and means (groups, outputs), in float32.
+one operator, since the mean is that of the weight as the convolution reads it, rounded to 16 bits. (Where the product
+rounds what it reads, in tf32, the mean does not.) Its kernels are in `mean_kernels.py`.
+
+Sums are (groups, taps, C), shifts and means (groups, outputs), in float32.
 """
 
 from typing import Any, NamedTuple
@@ -100,17 +102,25 @@ def layer(
 
 @operator("mean_only_layer_gradient")
 def gradient(
-    d_weight: Tensor, d_shift: Tensor, V: Tensor, g: Tensor, sums: Tensor, weight: Tensor, norms: Tensor, pixels: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of V, g, b and the sums."""
-    dV, dg, db, d_sums = (torch.empty(t.shape, dtype=torch.float32, device=V.device) for t in (V, g, g, sums))
-    d_shift, length = d_shift.contiguous(), weight.shape[1]
-    handed = d_weight.contiguous(), d_shift, *(t.contiguous() for t in (V, g, sums)), norms, dV, dg, db
-    launch(kernels.parameters_gradient, (len(V), 1, 1), handed, sizes(V, sums, pixels, length))
-    K = V[0].numel()
-    constants = {"outputs": len(V), "K": K, "length": length, "pixels": pixels, "ROWS": ROWS, "COLUMNS": COLUMNS}
-    launch(kernels.sums_gradient, (ceil_div(K, COLUMNS), len(sums), 1), (d_shift, weight, d_sums), constants)
-    return dV, dg, db, d_sums
+    d_weight: Tensor, d_shift: Tensor, V: Tensor, g: Tensor, sums: Tensor, norms: Tensor, pixels: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of V, g and b."""
+    dV, dg, db = (torch.empty(t.shape, dtype=torch.float32, device=V.device) for t in (V, g, g))
+    handed = *(t.contiguous() for t in (d_weight, d_shift, V, g, sums)), norms, dV, dg, db
+    launch(kernels.parameters_gradient, (len(V), 1, 1), handed, sizes(V, sums, pixels, d_weight.shape[1]))
+    return dV, dg, db
+
+
+@operator("tap_sums_gradient")
+def sums_gradient(d_shift: Tensor, weight: Tensor, taps: int, C: int, pixels: int) -> Tensor:
+    """The gradient of the sums."""
+    (groups, outputs), K = d_shift.shape, taps * C
+    d_sums = torch.empty((groups, taps, C), dtype=torch.float32, device=weight.device)
+    sizes = {"outputs": outputs, "K": K, "length": weight.shape[1], "pixels": pixels}
+    constants = sizes | {"ROWS": ROWS, "COLUMNS": COLUMNS}
+    handed = d_shift.contiguous(), weight, d_sums
+    launch(kernels.sums_gradient, (ceil_div(K, COLUMNS), groups, 1), handed, constants)
+    return d_sums
 
 
 def sizes(V: Tensor, sums: Tensor, pixels: int, length: int) -> dict[str, int]:
@@ -127,8 +137,12 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
 
 
 def differentiate(ctx: Any, d_weight: Tensor, d_shift: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    found = torch.ops.sntg.mean_only_layer_gradient(d_weight, d_shift, *ctx.saved_tensors, ctx.pixels)
-    return *found, None, None, None
+    V, g, sums, weight, norms = ctx.saved_tensors
+    found = torch.ops.sntg.mean_only_layer_gradient(d_weight, d_shift, V, g, sums, norms, ctx.pixels)
+    d_sums = None
+    if ctx.needs_input_grad[3]:  # those of the first layer, whose input is data, do not
+        d_sums = torch.ops.sntg.tap_sums_gradient(d_shift, weight, *sums.shape[1:], ctx.pixels)
+    return *found, d_sums, None, None, None
 
 
 layer.register_autograd(differentiate, setup_context=save)

@@ -58,7 +58,7 @@ def leaky(y: Tensor, shift: Tensor, slope: float, size: int, padding: int) -> tu
     y, taps = matrix(y), Taps(size, padding)
     lines = Lines.over(y, reads=1)
     partial = lines.sums(kernels.shifted_leaky, taps, size, y, shift.contiguous(), a, slope)
-    return a, lines.add(kernels.add_lines, partial, taps)
+    return a, lines.add(partial, taps)
 
 
 @operator("shifted_leaky_gradient")
@@ -71,7 +71,7 @@ def leaky_gradient(
     lines = Lines.over(da, reads=2)
     handed = da, d_sums.contiguous(), a, dy, slope
     partial = lines.sums(kernels.leaky_gradient, Taps(size, padding), 1, *handed)
-    return dy, lines.add(kernels.add_lines, partial, Taps(1, 0)).flatten(1)
+    return dy, lines.add(partial, Taps(1, 0)).flatten(1)
 
 
 @operator("shifted_leaky_pooled")
@@ -82,7 +82,7 @@ def pooled(
     y, mask, taps = matrix(y), matrix(mask), Taps(size, padding)
     lines = Lines.over(mask, reads=4)
     partial = lines.sums(kernels.shifted_leaky_pooled, taps, size, y, shift.contiguous(), mask, p, code, slope)
-    return p, lines.add(kernels.add_lines, partial, taps), code
+    return p, lines.add(partial, taps), code
 
 
 @operator("shifted_leaky_pooled_gradient")
@@ -95,7 +95,7 @@ def pooled_gradient(
     lines = Lines.over(mask, reads=4)
     handed = dp, d_sums.contiguous(), mask, code, dy, slope
     partial = lines.sums(kernels.pooled_gradient, Taps(size, padding), 1, *handed)
-    return dy, lines.add(kernels.add_lines, partial, Taps(1, 0)).flatten(1)
+    return dy, lines.add(partial, Taps(1, 0)).flatten(1)
 
 
 def save_leaky(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

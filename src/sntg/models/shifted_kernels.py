@@ -164,8 +164,8 @@ def leaky_gradient(
     first, end = slice_images_of(n, slice_images, slices)
     for image in tl.range(first, end, num_stages=STAGES):
         offsets = block(line_start(image, line, n, H, W) + pixels, columns, C)
-        gradient = tl.load(da + offsets, mask=inside, other=0.0).to(tl.float32) + given
-        above = tl.load(a + offsets, mask=inside, other=0.0).to(tl.float32) > 0
+        gradient = tl.load(da + offsets, mask=inside).to(tl.float32) + given
+        above = tl.load(a + offsets, mask=inside).to(tl.float32) > 0
         values = tl.where(above, gradient, slope * gradient).to(dy.dtype.element_ty)
         tl.store(dy + offsets, values, mask=inside)
         total += values.to(tl.float32)
@@ -185,9 +185,9 @@ def pooled_gradient(
     first, end = slice_images_of(n, slice_images, slices)
     for image in tl.range(first, end, num_stages=STAGES):
         offsets = block(line_start(image, line, n, H, W) + pixels, columns, C)
-        gradient = tl.load(dp + offsets, mask=inside, other=0.0).to(tl.float32) + given
-        gradient *= tl.load(mask + offsets, mask=inside, other=0.0).to(tl.float32)
-        won = tl.load(code + offsets, mask=inside, other=0)
+        gradient = tl.load(dp + offsets, mask=inside).to(tl.float32) + given
+        gradient *= tl.load(mask + offsets, mask=inside).to(tl.float32)
+        won = tl.load(code + offsets, mask=inside)
         values = tl.where(won >= 4, gradient, slope * gradient).to(dy.dtype.element_ty)
         corner = window_start(image, line, n, H, W, pixels)
         for k in tl.static_range(4):
