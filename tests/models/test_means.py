@@ -33,8 +33,8 @@ def test_a_taps_sum_is_that_of_a_convolution_with_this_tap_alone(taps, size):
 
 
 def test_sums_of_16_bit_images_are_added_up_in_float32():
-    x = torch.full((1, 100, 1, 8, 8), 1.0, dtype=torch.bfloat16)
-    assert float(tap_sums(x, Taps(1, 0))) == 6400
+    x = torch.ones(1, 257, 1, 1, 1, dtype=torch.bfloat16)  # which has no 257
+    assert float(tap_sums(x, Taps(1, 0))) == 257
 
 
 def test_sums_can_be_differentiated():
