@@ -12,7 +12,7 @@ from sntg.models.shifted_kernels import add_lines
 HELD = 2048  # numbers that a program holds at a time of all it reads
 UNDER_WAY = 2**15  # bytes that a program has under way at the most: lines wider than usual come one by one
 HELD_BY_A_WARP = 1024
-FEWEST_WARPS = 2
+FEWEST_WARPS = 2  # of a program, and mostly all: at the end its threads add up a line for every tap, and few do so fast
 FEWEST_IMAGES = 4  # in a slice; below this, adding up the slices costs more than the images
 ADDED_ROWS = 256  # lines and slices that are added up at a time
 
