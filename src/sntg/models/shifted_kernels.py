@@ -31,15 +31,12 @@ def met(tap, length, SIZE: tl.constexpr, PAD: tl.constexpr):
 
 
 @jit
-def program_line(slices):
-    return tl.program_id(1) // slices
-
-
-@jit
-def slice_images_of(n, slice_images, slices):
-    """The first image of the program's slice and the one after its last."""
+def begin(n, W, slice_images, slices, PIXELS: tl.constexpr):
+    """The program's line, the pixels of its block, which of them are in the line, its first image and the one after its
+    last."""
+    pixels = tl.arange(0, PIXELS)
     first = tl.program_id(1) % slices * slice_images
-    return first, tl.minimum(first + slice_images, n)
+    return tl.program_id(1) // slices, pixels, (pixels < W)[:, None], first, tl.minimum(first + slice_images, n)
 
 
 @jit
@@ -81,11 +78,10 @@ def shifted_leaky(
     SIZE: tl.constexpr, PAD: tl.constexpr, PIXELS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """a = leaky(y + shift), and the taps' sums of a."""
-    line, columns, pixels = program_line(slices), program_columns(COLUMNS), tl.arange(0, PIXELS)
-    inside = (pixels < W)[:, None]
+    line, pixels, inside, first, end = begin(n, W, slice_images, slices, PIXELS)
+    columns = program_columns(COLUMNS)
     shifts = tl.load(shift + tl.program_id(2) * C + columns)[None, :]
     total = tl.zeros((PIXELS, COLUMNS), tl.float32)
-    first, end = slice_images_of(n, slice_images, slices)
     for image in tl.range(first, end, num_stages=STAGES):
         offsets = block(line_start(image, line, n, H, W) + pixels, columns, C)
         z = tl.load(y + offsets, mask=inside).to(tl.float32) + shifts
@@ -108,11 +104,10 @@ def shifted_leaky_pooled(
 ):  # fmt: skip
     """pooled = max(leaky(y + shift)) * mask, and the taps' sums of it; code = which pixel won (0 to 3) + 4 if it was
     above zero. H and W count pooled lines and pixels. The first of equal pixels wins."""
-    line, columns, pixels = program_line(slices), program_columns(COLUMNS), tl.arange(0, PIXELS)
-    inside = (pixels < W)[:, None]
+    line, pixels, inside, first, end = begin(n, W, slice_images, slices, PIXELS)
+    columns = program_columns(COLUMNS)
     shifts = tl.load(shift + tl.program_id(2) * C + columns)[None, :]
     total = tl.zeros((PIXELS, COLUMNS), tl.float32)
-    first, end = slice_images_of(n, slice_images, slices)
     for image in tl.range(first, end, num_stages=STAGES):
         corner = window_start(image, line, n, H, W, pixels)
         largest = tl.load(y + block(corner, columns, C), mask=inside).to(tl.float32)
@@ -157,11 +152,10 @@ def leaky_gradient(
     SIZE: tl.constexpr, PAD: tl.constexpr, PIXELS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dy from the gradients of a and of its taps' sums; partial[0] = its sum, the gradient of the shift."""
-    line, columns, pixels = program_line(slices), program_columns(COLUMNS), tl.arange(0, PIXELS)
-    inside = (pixels < W)[:, None]
+    line, pixels, inside, first, end = begin(n, W, slice_images, slices, PIXELS)
+    columns = program_columns(COLUMNS)
     given = from_taps(d_sums, line, H, W, C, SIZE, PAD, PIXELS, COLUMNS)
     total = tl.zeros((PIXELS, COLUMNS), tl.float32)
-    first, end = slice_images_of(n, slice_images, slices)
     for image in tl.range(first, end, num_stages=STAGES):
         offsets = block(line_start(image, line, n, H, W) + pixels, columns, C)
         gradient = tl.load(da + offsets, mask=inside).to(tl.float32) + given
@@ -178,11 +172,10 @@ def pooled_gradient(
     SIZE: tl.constexpr, PAD: tl.constexpr, PIXELS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The same behind a pooling: each window's winner has the gradient, the other three have none."""
-    line, columns, pixels = program_line(slices), program_columns(COLUMNS), tl.arange(0, PIXELS)
-    inside = (pixels < W)[:, None]
+    line, pixels, inside, first, end = begin(n, W, slice_images, slices, PIXELS)
+    columns = program_columns(COLUMNS)
     given = from_taps(d_sums, line, H, W, C, SIZE, PAD, PIXELS, COLUMNS)
     total = tl.zeros((PIXELS, COLUMNS), tl.float32)
-    first, end = slice_images_of(n, slice_images, slices)
     for image in tl.range(first, end, num_stages=STAGES):
         offsets = block(line_start(image, line, n, H, W) + pixels, columns, C)
         gradient = tl.load(dp + offsets, mask=inside).to(tl.float32) + given
