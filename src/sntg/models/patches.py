@@ -17,9 +17,9 @@ EIGHT = 8
 def to_patches(images: Tensor, size: int, padding: int) -> Tensor:
     """What each output pixel sees as the channels of a pixel, (n, channels * size^2 and some zeros, height, width)."""
     padded = F.pad(images, (padding,) * 4)
-    height, width = (length - size + 1 for length in padded.shape[-2:])
-    seen = [padded[..., i : i + height, j : j + width] for i, j in product(range(size), repeat=2)]
-    return F.pad(torch.cat(seen, 1), (0, 0, 0, 0, 0, -size * size * images.shape[1] % EIGHT))
+    seen = padded.unfold(2, size, 1).unfold(3, size, 1)  # (n, channels, height, width, size, size), no copy yet
+    patches = seen.permute(0, 4, 5, 1, 2, 3).flatten(1, 3)
+    return F.pad(patches, (0, 0, 0, 0, 0, -patches.shape[1] % EIGHT))
 
 
 def from_patches(patches: Tensor, channels: int, size: int, padding: int) -> Tensor:
