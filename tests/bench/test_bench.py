@@ -22,11 +22,15 @@ def read(folder):
     return json.loads(path.read_text())
 
 
-def test_the_command_measures_prints_and_writes(small, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["sntg", "bench", "--engines", "eager", "--steps", "1", "--device", "cpu"])
+def call(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["sntg", "bench", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert not ended.value.code
+    return ended.value.code
+
+
+def test_the_command_measures_prints_and_writes(small, monkeypatch, capsys, tmp_path):
+    assert not call(monkeypatch, "--engines", "eager", "--steps", "1", "--device", "cpu")
     found = read(tmp_path)
     assert found["complete"]
     assert found["provenance"]["command"] == "sntg bench --device cpu --engines eager --steps 1"
@@ -48,7 +52,9 @@ def test_a_checkout_has_a_folder_for_results(small, tmp_path):
     assert read(home)["complete"]
 
 
-def test_ctrl_c_leaves_what_there_is(small, monkeypatch, capsys, tmp_path):
+@pytest.fixture
+def stopped(small, tmp_path, capsys):
+    """The file of a bench that was stopped after half of its cases."""
     measured = Bench.measure
 
     def interrupted(bench, group):
@@ -56,14 +62,82 @@ def test_ctrl_c_leaves_what_there_is(small, monkeypatch, capsys, tmp_path):
             raise KeyboardInterrupt
         return measured(bench, group)
 
-    monkeypatch.setattr(Bench, "measure", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        run_bench(Choice("cpu", engines="eager", steps=1), tmp_path / "new")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bench, "measure", interrupted)
+        with pytest.raises(SystemExit) as ended:
+            run_bench(Choice("cpu", engines="eager", steps=1), tmp_path / "new")
     assert ended.value.code == 130
-    found = read(tmp_path / "new")
+    (path,) = (tmp_path / "new").glob("*.json")
+    return path
+
+
+def test_ctrl_c_leaves_what_there_is_and_says_how_to_go_on(stopped, capsys):
+    found = read(stopped.parent)
     assert not found["complete"]
     assert {row["dataset"] for row in found["rows"]} == {"two-moons"}
-    assert "so far" in capsys.readouterr().err
+    assert f"sntg bench --resume {stopped}" in capsys.readouterr().err
+
+
+def test_a_stopped_bench_measures_only_what_is_missing(stopped, monkeypatch):
+    before, measure, measured = json.loads(stopped.read_text()), Bench.measure, []
+
+    def noted(bench, group):
+        measured.extend(case.dataset for case in group)
+        return measure(bench, group)
+
+    monkeypatch.setattr(Bench, "measure", noted)
+    assert not call(monkeypatch, "--resume", stopped)
+    assert set(measured) == {"digits"}
+    found = read(stopped.parent)
+    assert found["complete"]
+    assert found["rows"][: len(before["rows"])] == before["rows"]
+    assert {row["steps"] for row in found["rows"]} == {9}  # a step a round, as it was asked for
+    assert [o["dataset"] for o in found["overheads"]] == ["two-moons", "digits"]
+    assert found["provenance"] == before["provenance"] | {"continued": found["provenance"]["continued"]}
+
+
+def changed(path, part, key, value):
+    found = json.loads(path.read_text())
+    found[part][key] = value
+    path.write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"), [("provenance", "commit", "another"), ("hardware", "device", "a toaster")]
+)
+def test_figures_of_another_source_or_machine_are_not_mixed_in(part, key, value, stopped, monkeypatch, capsys):
+    changed(stopped, part, key, value)
+    before = stopped.read_bytes()
+    assert call(monkeypatch, "--resume", stopped) == 2
+    assert f"of {key} = {value}" in capsys.readouterr().err
+    assert stopped.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "cannot be read"),
+        ("{", "holds no results"),
+        ("[]", "holds no results"),
+        ('{"rows": [{"speed": 1}]}', "holds no results"),
+        ('{"provenance": {}, "hardware": {}, "rows": []}', "holds no results"),
+        ('{"provenance": {"command": "sntg train two-moons"}, "hardware": {}, "rows": []}', "holds no results"),
+        (
+            '{"provenance": {"command": "sntg bench --device cpu"}, "hardware": {}, "rows": [], "complete": true}',
+            "left",
+        ),
+    ],
+)
+def test_what_is_no_stopped_bench_is_refused(content, problem, monkeypatch, capsys, tmp_path):
+    if content is not None:
+        (tmp_path / "results.json").write_text(content)
+    assert call(monkeypatch, "--resume", "results.json") == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_resumed_bench_takes_no_other_choice(stopped, monkeypatch, capsys):
+    assert call(monkeypatch, "--resume", stopped, "--methods", "pi") == 2
+    assert "give --resume alone" in capsys.readouterr().err
 
 
 def test_ctrl_c_before_the_first_figure_leaves_nothing(monkeypatch, tmp_path):
@@ -78,10 +152,7 @@ def test_ctrl_c_before_the_first_figure_leaves_nothing(monkeypatch, tmp_path):
 
 
 def test_bad_usage_ends_in_one_sentence(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["sntg", "bench", "--methods", "pie"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
+    assert call(monkeypatch, "--methods", "pie") == 2
     assert "did you mean 'pi'" in capsys.readouterr().err
 
 

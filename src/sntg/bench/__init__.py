@@ -3,7 +3,7 @@
 import shlex
 import sys
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -59,6 +59,18 @@ class Choice:
         words = [word for name, value in given.items() if value for word in (f"--{name}", str(value))]
         return shlex.join(["sntg", "bench", "--device", self.device, *words])
 
+    @classmethod
+    def of(cls, command: str) -> "Choice":
+        """The choice that a command makes.
+
+        >>> Choice.of("sntg bench --device cpu --methods 'pi, mt' --steps 9")
+        Choice(device='cpu', methods='pi, mt', engines='', precisions='', steps=9)
+        """
+        words = shlex.split(command)[2:]
+        given = dict(zip((name.removeprefix("--") for name in words[::2]), words[1::2], strict=True))
+        steps = given.pop("steps", None)
+        return cls(**given, steps=int(steps) if steps else None)
+
 
 def run_bench(choice: Choice, out: Path | None = None) -> None:
     """Measures, prints the tables, and writes a JSON file and a plot into `out`: by default benchmarks/results where
@@ -68,11 +80,37 @@ def run_bench(choice: Choice, out: Path | None = None) -> None:
     check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     results = Results(made_by(choice.command), hardware(choice.device))
-    path = new_path(folder, results)
+    _run(choice, groups, results, new_path(folder, results))
+
+
+def resume_bench(path: Path) -> None:
+    """Measures what is missing in the results of a bench that was stopped, and adds it to them."""
+    choice, results = _earlier(path)
+    groups = choice.groups
+    if results.complete:
+        raise UsageError(f"{path} is complete: there is nothing left to measure")
+    check_writable(path.parent)
+    results.go_on(made_by(choice.command), hardware(choice.device))
+    measured = {(row.dataset, row.method, row.asked, row.precision) for row in results.rows}
+    _run(choice, [group for group in groups if astuple(group[0]) not in measured], results, path)
+
+
+def _earlier(path: Path) -> tuple[Choice, Results]:
     try:
-        _measure_with_bar(groups, Bench(choice.device, choice.steps), results, path)
+        results = Results.read(path)
+        return Choice.of(results.provenance["command"]), results
+    except OSError as e:
+        raise UsageError(f"{path} cannot be read: {e.strerror}") from None
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(f"{path} holds no results of this version's `sntg bench`") from None
+
+
+def _run(choice: Choice, groups: list[Group], results: Results, path: Path) -> None:
+    try:
+        _measure_with_bar(groups, Bench(choice.device, choice.steps, results.matrix_product), results, path)
     except KeyboardInterrupt:
-        print("sntg: stopped; these are the figures so far" if results.rows else "sntg: stopped", file=sys.stderr)
+        so_far = f"; `sntg bench --resume {path}` goes on from these figures" if results.rows else ""
+        print(f"sntg: stopped{so_far}", file=sys.stderr)
     if any(row.ms_per_step for row in results.rows):
         print_results(results)
         draw_bench(results.rows, _title(results), path.with_suffix(".png"))

@@ -1,7 +1,7 @@
 """Measures cases: builds their runs, lets them take turns, and makes a row of each."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -70,12 +70,12 @@ class Built:
 
 
 class Bench:
-    """Measures on one device. `rates` are its TFLOP/s by precision, `steps` how many to measure if not for a second."""
+    """Measures on one device. `steps`: how many, if not for a second; `rates`: its TFLOP/s by precision, so far."""
 
-    def __init__(self, device: str, steps: int | None = None) -> None:
+    def __init__(self, device: str, steps: int | None = None, rates: Mapping[str, float] | None = None) -> None:
         self.name, self.device = device, torch.device(device)
         self.steps = steps
-        self.rates: dict[str, float] = {}
+        self.rates = dict(rates or {})
         self._inputs: dict[str, Inputs] = {}
         self._operations: dict[tuple[str, str], int] = {}
         # What is compiled, in a folder for each shape of a step: what another left would make a start look short.

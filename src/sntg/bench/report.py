@@ -10,6 +10,7 @@ from typing import Any
 from sntg.bench.cases import METHODS
 from sntg.bench.measure import Row
 from sntg.data import entry
+from sntg.errors import UsageError
 from sntg.files import write_text
 from sntg.models import PRECISIONS
 from sntg.terminal import print_table
@@ -19,12 +20,15 @@ Cells = dict[str, str]
 BUSY = 2.0  # a factor between the blocks of a case that no calm machine shows
 
 
+Machine = dict[str, str | int | None]
+
+
 @dataclass
 class Results:
     """All that a bench found so far. complete: whether every case that was asked for is in it."""
 
     provenance: dict[str, str]
-    hardware: dict[str, str | int | None]
+    hardware: Machine
     matrix_product: dict[str, float] = field(default_factory=dict)  # TFLOP/s by precision
     rows: list[Row] = field(default_factory=list)
     overheads: list[dict[str, Any]] = field(default_factory=list)
@@ -33,6 +37,22 @@ class Results:
     def write(self, path: Path) -> None:
         """Writes it all as JSON."""
         write_text(path, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> "Results":
+        """What `write` wrote; a KeyError, TypeError or ValueError if it was something else that wrote the file."""
+        found = json.loads(path.read_text())
+        return cls(**found | {"rows": [Row(**row) for row in found["rows"]]})
+
+    def go_on(self, provenance: dict[str, str], hardware: Machine) -> None:
+        """Refuses to go on by another source or on another machine: the figures would not be of one kind."""
+        source = "commit", "sntg"
+        before = {key: self.provenance.get(key) for key in source} | self.hardware
+        now = {key: provenance[key] for key in source} | hardware
+        for key, value in before.items():
+            if value != now.get(key):
+                raise UsageError(f"the bench was of {key} = {value}, and here it is {now.get(key)}: begin a new one")
+        self.provenance["continued"] = provenance["date"]
 
 
 def new_path(folder: Path, results: Results) -> Path:

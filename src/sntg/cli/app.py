@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import sntg
-from sntg.bench import Choice, run_bench
+from sntg.bench import Choice, resume_bench, run_bench
 from sntg.cli.data import DataFolder, data_app, dataset_rows
 from sntg.cli.progress import resume_with_progress, train_with_progress
 from sntg.cli.splits import export_split
@@ -158,8 +158,16 @@ def bench(
         typer.Option(help="A folder for the results; by default benchmarks/results if there is one, else this."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")] = "auto",
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with a bench that was stopped: its JSON file, which says all the rest.")
+    ] = None,
 ) -> None:
     """Measure how fast training is on this machine, by method, engine and precision: tables, JSON and a plot."""
+    if resume is not None:
+        if methods or engines or precisions or steps or out or device != "auto":
+            raise UsageError(f"{resume} says what its bench measures: give --resume alone")
+        resume_bench(resume)
+        return
     where = default_device() if device == "auto" else device
     run_bench(Choice(where, methods, engines, precisions, steps), out)
 
