@@ -1,4 +1,4 @@
-"""The one kind of error a person can cause, and the sentence it is told in."""
+"""The one kind of error a person can cause, what else a person is to be told, and the sentence it is told in."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -10,6 +10,10 @@ class UsageError(ValueError):
 
 class DivergenceError(RuntimeError):
     """Training produced a number that is not finite; the message names the loss term and the step."""
+
+
+class Notice(UserWarning):
+    """What was asked for is done, but not quite as it was asked for; the message says how, and why."""
 
 
 def unknown(kind: str, value: str, valid: Iterable[str]) -> UsageError:

@@ -384,6 +384,21 @@ def test_several_seeds_make_a_series_with_a_line_for_each_and_their_mean(cli, tm
     assert "Traceback" not in err
 
 
+def test_one_seed_of_several_that_could_be_is_a_series_too(cli, tmp_path):
+    code, out, _ = cli(*train(tmp_path / "RUN", *QUICK, "--seeds", "4"))
+    assert code == 0
+    assert "seeds:" not in out
+    assert files(tmp_path / "RUN") == ["seed-4", "series.json"]
+
+
+def test_a_precision_that_the_network_has_no_use_for_is_told(cli, tmp_path):
+    code, _, err = cli(*train(tmp_path / "RUN", *QUICK, "--precision", "bfloat16"))
+    assert code == 0
+    first, how, *_ = err.splitlines()
+    assert first == "sntg: precision = bfloat16 is that of convolutions, and the mlp has none: it computes in float32"
+    assert how == HOW
+
+
 def test_a_seed_beside_several_is_refused(cli, tmp_path):
     result = cli(*train(tmp_path / "RUN", *QUICK, "--seeds", "0-1", "--seed", "0"))
     assert_refused(result, "--seed 0 and --seeds 0-1: give one of them")

@@ -362,7 +362,8 @@ def test_neither_is_a_departure_from_a_recipe():
 
 @pytest.mark.parametrize("precision", ["tf32", "float16"])
 def test_a_precision_that_needs_a_gpu_is_refused_on_a_cpu(precision):
-    with pytest.raises(UsageError, match=f"^precision = {precision} needs a GPU, and device = cpu: use auto$"):
+    problem = f"precision = {precision} needs a GPU, and device = cpu: use float32, bfloat16 or auto"
+    with pytest.raises(UsageError, match=f"^{problem}$"):
         Config("two-moons", 12, "pi", device="cpu", precision=precision)
 
 

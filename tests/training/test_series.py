@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from sntg.errors import DivergenceError, UsageError
-from sntg.training import RunFolder, final_errors, load, read_seeds, resolve, resume_series, run, run_series
-from sntg.training.series import ONE_PASS, SERIES
+from sntg.training import RunFolder, final_errors, load, read_seeds, resolve, resume, resume_series, run, run_series
+from sntg.training.run import ONE_PASS
+from sntg.training.run_folder import SERIES
 
 SEEDS = (3, 1, 4)
 
@@ -127,6 +128,36 @@ def test_seeds_that_are_done_are_left_alone(tmp_path):
     (trained,) = resume_series(tmp_path)
     assert trained.config.seed == 1
     assert (tmp_path / "seed-0/model.safetensors").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+def test_a_seed_in_one_pass_with_others_does_not_go_on_alone(tmp_path, steps):
+    """It would begin anew, with other random numbers, and the series would then overwrite it."""
+    with pytest.raises(Interrupted):
+        run_series([moons(0), moons(1)], tmp_path, on_step=interrupt_after(steps))
+    with pytest.raises(UsageError, match=rf"in one pass: resume '{re.escape(str(tmp_path))}'"):
+        resume(tmp_path / "seed-1")
+    assert len(resume_series(tmp_path)) == 2
+    with pytest.raises(UsageError, match="is finished"):
+        resume(tmp_path / "seed-1")
+
+
+def test_a_seed_that_comes_after_others_may_go_on_alone(tmp_path):
+    with pytest.raises(Interrupted):
+        run_series([digits(0), digits(1)], tmp_path, on_step=interrupt_after(2))
+    resume(tmp_path / "seed-0")
+    (trained,) = resume_series(tmp_path)
+    assert trained.config.seed == 1
+
+
+@pytest.mark.parametrize("make", [moons, digits])
+def test_a_series_may_be_of_one_seed(tmp_path, make):
+    with pytest.raises(Interrupted):
+        run_series([make(5)], tmp_path / "series", on_step=interrupt_after(2))
+    (trained,) = resume_series(tmp_path / "series")
+    assert trained.config.seed == 5
+    run(make(5), tmp_path / "alone")
+    assert same(contents(tmp_path / "series/seed-5"), contents(tmp_path / "alone"))
 
 
 def test_the_errors_of_a_series_are_those_of_all_seeds_that_are_done_whenever_that_was(tmp_path):

@@ -8,8 +8,7 @@ from typing import TextIO
 import torch
 
 from sntg.cli.app import app
-from sntg.errors import DivergenceError, UsageError
-from sntg.training.engines import SlowerEngine
+from sntg.errors import DivergenceError, Notice, UsageError
 
 __all__ = ["app", "main"]
 
@@ -45,7 +44,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """What a run has to say is a sentence; the rest is Python's."""
-    if issubclass(category, SlowerEngine):
+    if issubclass(category, Notice):
         print(f"sntg: {message}", file=sys.stderr)
     else:
         _as_python_does(message, category, filename, lineno, file, line)

@@ -100,7 +100,7 @@ def train(
     each = [seed or 0] if seeds is None else read_seeds(seeds)
     configs = [resolve(dataset, _labels(labels, split), method, s, **places, **_read(settings)) for s in each]
     name = f"{configs[0].dataset}-{configs[0].labels}-{configs[0].method}-{seeds or each[0]}"
-    train_with_progress(configs, out or Path("runs") / name)
+    train_with_progress(configs, out or Path("runs") / name, seeds is not None)
 
 
 @app.command()

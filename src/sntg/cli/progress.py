@@ -86,11 +86,11 @@ class Display:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def train_with_progress(configs: Sequence[Config], out: Path) -> None:
-    """Trains into a folder, showing how far it is; Ctrl-C stops it where it can go on from."""
+def train_with_progress(configs: Sequence[Config], out: Path, series: bool = False) -> None:
+    """Trains a run or a series into a folder, showing how far it is; Ctrl-C stops it where it can go on from."""
 
     def work(display: Display) -> list[Trained]:
-        if len(configs) > 1:
+        if series:
             return run_series(configs, out, display.on_epoch, display.on_step)
         return [run(configs[0], out, lambda record: display.on_epoch([record]), display.on_step)]
 

@@ -6,9 +6,9 @@ from sntg.training.inputs import Inputs, load_inputs
 from sntg.training.loop import Record, Stack, Trained, train
 from sntg.training.recipes import recipe, resolve
 from sntg.training.run import config_to_resume, resume, run
-from sntg.training.run_folder import RunFolder, load
+from sntg.training.run_folder import SERIES, RunFolder, load
 from sntg.training.schedules import Schedule, ramp_down, ramp_up
-from sntg.training.series import SERIES, final_errors, read_seeds, read_series, resume_series, run_series, seeds_done
+from sntg.training.series import final_errors, read_seeds, read_series, resume_series, run_series, seeds_done
 from sntg.training.stopping import Stopped
 from sntg.training.workers import train_all
 

@@ -235,7 +235,9 @@ def check_execution(config: Config) -> None:
     """Refuses what only a GPU can do. (An engine that cannot is replaced, with a warning.)"""
     check_device(config.device)
     if torch.device(config.device).type != "cuda" and config.precision in ("tf32", "float16"):
-        raise UsageError(f"precision = {config.precision} needs a GPU, and device = {config.device}: use auto")
+        raise UsageError(
+            f"precision = {config.precision} needs a GPU, and device = {config.device}: use float32, bfloat16 or auto"
+        )
 
 
 def check_device(device: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sntg.errors import Notice
 from sntg.methods import METHODS, parse
 
 Run = Callable[[], None]
@@ -31,7 +32,7 @@ MOST_STACKS = 256  # of one process; their steps have the same code, so each cou
 beside_others: ContextVar[bool] = ContextVar("beside_others", default=False)
 
 
-class SlowerEngine(UserWarning):
+class SlowerEngine(Notice):
     """An engine does not work here, and the next slower one runs instead."""
 
 

@@ -7,6 +7,7 @@ All that training carries from one step to the next is in `Stack.state`, so that
 on from there to the same bits.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sntg.data import Dataset, centre, crop, flip, pad
-from sntg.errors import UsageError
+from sntg.errors import Notice, UsageError
 from sntg.losses import consistency_kl, consistency_mse
 from sntg.methods import METHODS, GraphTerm, Objective, Seen, Setup, parse
 from sntg.models import (
@@ -334,7 +335,10 @@ def _decided(config: Config) -> Config:
     engine = best_engine(device) if config.engine == "auto" else config.engine
     precision = best_precision(device, config.method) if config.precision == "auto" else config.precision
     if config.model not in CONVOLUTIONAL:
-        precision = "float32"  # it is that of convolutions
+        if config.precision not in ("auto", "float32"):
+            reason = f"precision = {config.precision} is that of convolutions, and the {config.model} has none"
+            warnings.warn(f"{reason}: it computes in float32", Notice, stacklevel=2)
+        precision = "float32"
     return replace(config, engine=engine, precision=precision)
 
 

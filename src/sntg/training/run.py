@@ -19,12 +19,13 @@ from sntg.training.evaluation import predict
 from sntg.training.inputs import Inputs
 from sntg.training.loop import Record, Stack, Trained
 from sntg.training.randomness import own_randomness
-from sntg.training.run_folder import CONFIG, SPLIT, RunFolder, check_free, read_config
+from sntg.training.run_folder import CONFIG, SERIES, SPLIT, RunFolder, check_free, read_config
 from sntg.training.stopping import Stopped, stop_requests
 from sntg.training.tensorboard import Board, check_tensorboard
 
 # What may change when a run goes on; an engine may not work any more where it goes on, and a slower one takes over.
 FREE = ("data", "split_file", "storage", "engine", "checkpoint_seconds", "tensorboard")
+ONE_PASS = ("mlp",)  # models whose seeds gain from one pass: those of a series are one stack
 OnEpoch = Callable[[Record], None]
 OnEpochs = Callable[[list[Record]], None]  # of every run of a stack
 OnStep = Callable[[Stack], None]
@@ -136,13 +137,19 @@ def _to_the_end(steps: Steps) -> list[Trained]:
     return trained
 
 
-def config_to_resume(folder: RunFolder, data: str = "", of_stack: bool = False) -> Config:
-    """The settings an interrupted run goes on with; a run that is done is refused, unless it is one of a stack that
-    was stopped while its runs were being finished."""
+def config_to_resume(folder: RunFolder, data: str = "", in_one_pass: bool = False) -> Config:
+    """The settings an interrupted run goes on with.
+
+    One that is done is refused, and so is one whose series trains in one pass: the checkpoints are the pass's, and so
+    are the random numbers. in_one_pass: it is the pass that goes on; perhaps it was stopped while it finished its runs.
+    """
     stored = read_config(folder.path, keep_device=True)
-    if folder.finished and not of_stack:
+    if folder.finished and not in_one_pass:
         remove_checkpoints(folder.path)  # a process killed at the very end may have left them
         raise UsageError(f"the run {str(folder.path)!r} is finished: there is nothing to resume")
+    series = folder.path.absolute().parent
+    if stored.model in ONE_PASS and (series / SERIES).exists() and not in_one_pass:
+        raise UsageError(f"the run {str(folder.path)!r} is trained with others in one pass: resume {str(series)!r}")
     changes: dict[str, Any] = {"data": data} if data else {}
     if stored.split_file:  # the run's own copy: the file may have changed since
         changes["split_file"] = str(folder.path / SPLIT)

@@ -33,6 +33,7 @@ from sntg.training.config import Config, config_from
 
 CONFIG, METRICS, WEIGHTS, FEATURES = "config.json", "metrics.jsonl", "model.safetensors", "features.safetensors"
 SPLIT, VALIDATION, LOCK = "split.txt", "validation.txt", ".lock"
+SERIES = "series.json"  # in the folder above those of a series' runs
 BEFORE_CONFIG = (SPLIT, VALIDATION, LOCK)  # what a run killed before it had settings leaves: the folder is free
 
 

@@ -24,12 +24,10 @@ from sntg.training.inputs import load_inputs
 from sntg.training.lanes import Lane, take_turns
 from sntg.training.loop import Record, Trained, check_stack
 from sntg.training.randomness import own_randomness
-from sntg.training.run import Load, OnEpochs, OnStep, Steps, begin, config_to_resume, go_on
-from sntg.training.run_folder import CONFIG, WEIGHTS, RunFolder, check_free
+from sntg.training.run import ONE_PASS, Load, OnEpochs, OnStep, Steps, begin, config_to_resume, go_on
+from sntg.training.run_folder import CONFIG, SERIES, WEIGHTS, RunFolder, check_free
 from sntg.training.stopping import stop_requests
 
-SERIES = "series.json"
-ONE_PASS = ("mlp",)  # models whose seeds gain from one pass
 AT_ONCE = 3  # on an H200 1.12 times the steps of one for the 13-layer net, 1.64 for the small one; 2 give 1.11, 1.46
 MOST_SEEDS = 1000
 LONGEST = 40  # characters of two numbers that may be seeds
@@ -160,7 +158,8 @@ def _steps(
     """The training of a stack of the series, from the start or from its last checkpoint."""
     check_stop()  # before much time goes into data that nobody trains on
     folders = [_folder(series, config) for config in configs]
-    home = series if configs[0].model in ONE_PASS else folders[0].path
+    in_one_pass = configs[0].model in ONE_PASS
+    home = series if in_one_pass else folders[0].path
     begun = [folder.path / CONFIG for folder in folders]
     if not all(config.exists() for config in begun):
         for config in begun:  # it was stopped while the folders were made
@@ -169,7 +168,7 @@ def _steps(
     with ExitStack() as locks:
         for folder in folders:
             locks.enter_context(folder.locked())
-        configs = [config_to_resume(folder, data, of_stack=len(folders) > 1) for folder in folders]
+        configs = [config_to_resume(folder, data, in_one_pass) for folder in folders]
         steps = go_on(configs, folders, home, on_epoch, on_step, on_damage, lambda: nullcontext(check_stop), load)
         return (yield from steps)
 
