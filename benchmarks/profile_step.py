@@ -8,14 +8,14 @@ step's share of all steps; what the profiler itself costs is not in them.
 
 import argparse
 from collections import defaultdict
+from dataclasses import replace
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from sntg.bench.cases import Case, config_of, inputs_of
+from sntg.bench.cases import automatic, config_of, inputs_of
 from sntg.training import Stack
 from sntg.training.config import default_device
-from sntg.training.engines import best_engine, best_precision
 from sntg.training.randomness import own_randomness
 
 
@@ -46,9 +46,8 @@ def main() -> None:
     name = default_device()
     device = torch.device(name)
     on_gpu = device.type == "cuda"
-    engine = given.engine or best_engine(device)
-    precision = given.precision or best_precision(device, given.method)
-    case = Case("cifar10" if on_gpu else "digits", given.method, engine, precision)
+    best = automatic("cifar10" if on_gpu else "digits", given.method, name)
+    case = replace(best, engine=given.engine or best.engine, precision=given.precision or best.precision)
     config = config_of(case, name)
     with own_randomness(config):
         times = measured(Stack([config], [inputs_of(config)]), given.steps, on_gpu)

@@ -2,11 +2,15 @@
 
 import json
 import os
+import signal
 import sys
+from itertools import product
+from pathlib import Path
 
 import pytest
 
 from sntg.bench import Choice, run_bench
+from sntg.bench.cases import BASES, METHODS
 from sntg.bench.measure import Bench
 from sntg.cli import main
 
@@ -34,10 +38,8 @@ def test_the_command_measures_prints_and_writes(small, monkeypatch, capsys, tmp_
     found = read(tmp_path)
     assert found["complete"]
     assert found["provenance"]["command"] == "sntg bench --device cpu --engines eager --steps 1"
-    assert [(r["dataset"], r["method"]) for r in found["rows"]] == [
-        (name, method) for name in ("two-moons", "digits") for method in ("pi+sntg", "pi")
-    ]
-    assert [o["dataset"] for o in found["overheads"]] == ["two-moons", "digits"]
+    assert {(r["dataset"], r["method"]) for r in found["rows"]} == set(product(("two-moons", "digits"), METHODS))
+    assert [(o["dataset"], o["method"]) for o in found["overheads"]] == list(product(("two-moons", "digits"), BASES))
     assert found["matrix_product"] == {"float32": 2.0}
     out, err = capsys.readouterr()
     assert "A step of mlp on two-moons" in out
@@ -65,7 +67,7 @@ def stopped(small, tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Bench, "measure", interrupted)
         with pytest.raises(SystemExit) as ended:
-            run_bench(Choice("cpu", engines="eager", steps=1), tmp_path / "new")
+            run_bench(Choice("cpu", "pi, pi+sntg", "eager", steps=1), tmp_path / "new")
     assert ended.value.code == 130
     (path,) = (tmp_path / "new").glob("*.json")
     return path
@@ -140,6 +142,22 @@ def test_a_resumed_bench_takes_no_other_choice(stopped, monkeypatch, capsys):
     assert "give --resume alone" in capsys.readouterr().err
 
 
+def test_sigterm_stops_it_too_and_leaves_no_caches(small, monkeypatch, capsys, tmp_path):
+    caches = []
+
+    def terminated(bench, group):
+        caches.append(Path(bench._caches.name))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(Bench, "measure", terminated)
+    assert call(monkeypatch, "--device", "cpu", "--engines", "eager") == 143
+    assert capsys.readouterr().err.splitlines()[-1] == "sntg: stopped"
+    assert os.listdir(tmp_path) == []
+    assert not caches[0].exists()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 def test_ctrl_c_before_the_first_figure_leaves_nothing(monkeypatch, tmp_path):
     def interrupted(bench, group):
         raise KeyboardInterrupt
@@ -158,7 +176,7 @@ def test_bad_usage_ends_in_one_sentence(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_eager_and_compiled_are_compared_and_auto_says_what_it_is(capsys, tmp_path):
-    run_bench(Choice("cpu", steps=9))
+    run_bench(Choice("cpu", methods="pi,pi+sntg", steps=9))
     rows = read(tmp_path)["rows"]
     assert {(r["dataset"], r["engine"]) for r in rows if r["method"] == "pi+sntg"} == {
         (name, engine) for name in ("two-moons", "digits") for engine in ("eager", "compiled")

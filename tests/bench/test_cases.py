@@ -1,15 +1,18 @@
 """What is measured, in which order, and what a choice leaves of it."""
 
+import shutil
 from itertools import product
 
 import pytest
 import torch
 
 from sntg.bench import Choice
-from sntg.bench.cases import METHODS, Case, chosen, config_of, inputs_of, narrowed, plan
+from sntg.bench.cases import LABELS, METHODS, Case, automatic, chosen, config_of, inputs_of, narrowed, plan
 from sntg.errors import UsageError
 from sntg.models import PRECISIONS
+from sntg.training import load_inputs, resolve
 from sntg.training.engines import ENGINES
+from sntg.training.loop import _decided
 
 
 @pytest.fixture
@@ -47,11 +50,26 @@ def test_compiled_follows_graph_of_the_same_precision_at_once(gpu_plan):
     assert all(ways[ways.index((p, "graph")) + 1] == (p, "compiled") for p in PRECISIONS)
 
 
-def test_a_cpu_compares_engines_and_the_graph_term_on_both_small_nets():
-    assert [{case.dataset for case in group} for group in plan("cpu")] == [{"two-moons"}, {"digits"}]
-    for group in plan("cpu"):
-        assert [(c.method, c.engine) for c in group] == [("pi+sntg", "eager"), ("pi+sntg", "compiled"), ("pi", "eager")]
-    assert [config_of(group[0], "cpu").model for group in plan("cpu")] == ["mlp", "small"]
+def test_a_cpu_compares_engines_and_the_graph_term_on_both_small_nets(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    for dataset, model, best_of_vat in (("two-moons", "mlp", ["compiled", "eager"]), ("digits", "small", ["eager"])):
+        groups = [group for group in plan("cpu") if group[0].dataset == dataset]
+        assert {config_of(case, "cpu").model for group in groups for case in group} == {model}
+        first, *others = [[(c.method, c.engine) for c in group] for group in groups]
+        assert first == [("pi+sntg", "eager"), ("pi+sntg", "compiled"), ("pi", "eager")]
+        assert others == [
+            [(name, engine) for name in names for engine in (best_of_vat if "vat" in name else ["eager"])]
+            for names in (*((f"{base}+sntg", base) for base in ("tempens", "mt", "vat", "vat+ent")), ("supervised",))
+        ]
+
+
+def test_what_auto_means_is_what_a_run_of_the_recipe_would_take(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    for dataset, method in (("two-moons", "vat"), ("two-moons", "pi"), ("digits", "vat")):
+        case = automatic(dataset, method, "cpu")
+        config = resolve(dataset, LABELS[dataset], method, device="cpu")
+        decided = _decided(config, len(load_inputs(config).data.train_y))
+        assert (case.engine, case.precision) == (decided.engine, decided.precision)
 
 
 def test_a_choice_leaves_what_fits_it(gpu_plan):
@@ -94,5 +112,5 @@ def test_the_settings_are_the_recipes_and_no_evaluation_falls_among_the_steps(me
 
 
 def test_the_small_datasets_are_themselves():
-    config = config_of(plan("cpu")[1][0], "cpu")
+    config = config_of(plan("cpu")[-1][0], "cpu")
     assert int((inputs_of(config).labels >= 0).sum()) == config.labels == 20

@@ -99,7 +99,7 @@ def test_starts_are_timed_in_new_processes(small, stand_in, monkeypatch):
 def test_what_auto_means_is_started_twice(small, stand_in, monkeypatch):
     seconds = iter([30.0, 9.0])
     monkeypatch.setattr(measure, "start_anew", lambda case, device: next(seconds))
-    monkeypatch.setattr(measure, "best_engine", lambda device: "compiled")
+    monkeypatch.setattr(measure, "automatic", lambda dataset, method, device: COMPILED)
     (row,) = Bench("cpu", steps=1).measure([COMPILED])
     assert (row.warm_up_s, row.second_warm_up_s) == (30.0, 9.0)
 

@@ -12,7 +12,8 @@ from sntg.bench.plot import draw_bench, panels
 from sntg.bench.provenance import hardware, made_by
 from sntg.bench.report import Results, aligned, around, disturbances, new_path, print_results, speed, verdicts
 
-EAGER = Row("cifar10", "pi+sntg", "eager", "eager", "bfloat16", auto=False, ms_per_step=20.0, model="conv13")
+EAGER = Row("cifar10", "pi+sntg", "eager", "eager", "bfloat16", auto=False, model="conv13")
+EAGER = replace(EAGER, ms_per_step=20.0, run_steps=1000)
 GRAPH = replace(EAGER, asked="graph", engine="graph", auto=True, ms_per_step=5.0, tflops=250.0, share=0.3125)
 FALLEN = replace(GRAPH, engine="compiled", auto=False, ms_per_step=7.0)
 FAILED = replace(EAGER, precision="float16", ms_per_step=None, failed="CUDA out of memory")
@@ -51,7 +52,7 @@ def test_the_tables_show_rows_in_order_and_what_auto_is(capsys):
     assert max(map(len, out.splitlines())) <= 100
     assert "a large matrix product in bfloat16: 800 TFLOP/s" in out
     assert "pi on cifar10 with +sntg: 1.023 times the step without (graph, bfloat16)" in out
-    assert "auto is graph, the fastest (eager 20.00 ms, graph 5.00 ms)" in out
+    assert "auto is graph, the fastest (a run with its start: eager 20 s, graph 5 s)" in out
     assert "no figures for pi+sntg, eager, float16: CUDA out of memory" in out
 
 
@@ -67,6 +68,13 @@ def test_a_column_without_figures_is_left_out():
 def test_a_single_engine_is_not_called_the_fastest():
     assert verdicts([GRAPH]) == []
     assert verdicts([EAGER, FALLEN]) == []  # what auto means did not run
+
+
+def test_a_start_that_takes_longer_than_the_steps_gain_counts():
+    (line,) = verdicts([EAGER, replace(GRAPH, warm_up_s=14.0)])
+    assert "auto is graph, the fastest (a run with its start: eager 20 s, graph 19 s)" in line
+    (line,) = verdicts([EAGER, replace(GRAPH, warm_up_s=16.0)])
+    assert "auto is graph, but eager is faster (a run with its start: eager 20 s, graph 21 s)" in line
 
 
 def test_a_busy_machine_is_told_of_and_a_calm_one_is_not():

@@ -1,10 +1,9 @@
-"""Compiled training is eager training, and nothing in it is frozen.
+"""Compiled training is eager training, with the same random numbers on a CPU, and nothing in it is frozen.
 
 Compiling takes ten seconds and more, so most tests here share a stack that is compiled once. The rest are slow.
 """
 
 import warnings
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -16,19 +15,6 @@ from sntg.training import resolve, run
 from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
 
-
-@contextmanager
-def same_draws():
-    """Inside, compiled code takes its random numbers from the generator one by one, as eager code does.
-
-    The compiler may take them in another order, though. So the noise, which is off, draws nothing: what is left is
-    VAT's start or the graph's pairs, one draw a step.
-    """
-    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(fallback_random=True):
-        patch.setattr(GaussianNoise, "draw", lambda self, x: torch.zeros_like(x))
-        yield
-
-
 # --- compiled: the same training -------------------------------------------------------------------------------------
 
 # Of these the default tier compiles one: the one with the most in it that differs from eager in how it is executed.
@@ -37,11 +23,11 @@ EVERY += ["supervised+ent+sntg", "pi+ent+sntg", "tempens+ent+sntg", "mt+ent+sntg
 
 
 def fifty_steps(config, perturbed=False):
-    """Where 50 steps lead, and from where; without noise the batches, pairs and VAT's start are all that is drawn.
+    """Where 50 steps lead, and from where.
 
     perturbed: every weight begins one unit in the last place higher.
     """
-    with same_draws(), own_randomness(config):
+    with own_randomness(config):
         runs = Stack([config])
         assert runs.configs[0].engine == config.engine
         theta = runs.optimiser.theta
@@ -60,15 +46,18 @@ def assert_compiled_is_eager(method, chaotic=False, **settings):
     compiled, same_start = fifty_steps(replace(config, engine="compiled"))
     assert torch.equal(start, same_start)
     ours, theirs = compiled.optimiser.theta, eager.optimiser.theta
-    drift = 1e-5 * theirs.norm()
+    drift = 2e-4 * theirs.norm()
     if chaotic:
         drift = 20 * (fifty_steps(config, perturbed=True)[0].optimiser.theta - theirs).norm()
         assert drift < 0.01 * theirs.norm()
     assert (theirs - start).norm() > 1e-3 * theirs.norm()
     assert (ours - theirs).norm() < drift
+    if not chaotic:
+        assert_same_report(compiled, eager)
     assert_every_step_is_eager(compiled, config)
-    if chaotic:
-        return
+
+
+def assert_same_report(compiled, eager):
     averages = [list(runs.objective.base.average.parameters()) for runs in (compiled, eager)]
     for p, q in zip(*averages, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
@@ -79,10 +68,17 @@ def assert_compiled_is_eager(method, chaotic=False, **settings):
             assert ours[name] == pytest.approx(theirs[name], abs=2.0 if "error" in name else 0.02)
 
 
+def noises(runs):
+    networks = runs.model, runs.objective.base.average
+    return [m for net in networks for m in net.modules() if isinstance(m, GaussianNoise)]
+
+
 def assert_every_step_is_eager(compiled, config):
-    """The same 50 steps, each from the eager run's own state: no error adds up, so none may be seen."""
-    with same_draws(), own_randomness(config):
+    """50 steps with noise, each from the eager run's own state: no error adds up, so none may be seen."""
+    with own_randomness(config):
         eager = Stack([config])
+        for noise in noises(compiled) + noises(eager):
+            noise.std.fill_(0.1)
         for _ in range(50):
             state, before = copied(eager.state()), eager.optimiser.theta.clone()
             eager.advance()
@@ -135,7 +131,7 @@ def test_runs_of_a_compiled_stack_train_as_they_do_eagerly():
     configs = [make_config("pi+sntg", noise=0.0, lr=lr, seed=seed) for lr, seed in ((0.003, 0), (0.001, 1))]
     ends = []
     for engine in ("eager", "compiled"):
-        with same_draws(), own_randomness(configs[0]):
+        with own_randomness(configs[0]):
             runs = Stack([replace(c, engine=engine) for c in configs])
             for _ in range(50):
                 runs.advance()
@@ -155,7 +151,7 @@ def test_compiled_steps_on_images_are_eager_steps(method, precision):
     """One step at a time from a common state: a convolutional net at full rate takes a rounding error far."""
     settings = IMAGES | {"batch": 40, "labelled_batch": 8, "precision": precision}
     config = resolve("digits", 20, method, engine="eager", **settings)
-    with same_draws(), own_randomness(config):
+    with own_randomness(config):
         compiled, eager = Stack([replace(config, engine="compiled")]), Stack([config])
         for _ in range(5):
             state = copied(eager.state())
@@ -187,9 +183,7 @@ class Compiled:
             self.state = copied(self.runs.state())
         assert self.runs.configs[0].engine == "compiled"
         self.history = [list(h) for h in self.runs.histories]
-        networks = self.runs.model, self.runs.objective.base.average
-        noises = [m for net in networks for m in net.modules() if isinstance(m, GaussianNoise)]
-        self.noise = [(noise.std, noise.std.clone()) for noise in noises]
+        self.noise = [(noise.std, noise.std.clone()) for noise in noises(self.runs)]
 
     def step(self, seed, noise=True, graph=True, lr=True):
         """The weights after a step from that state with random numbers of its own."""

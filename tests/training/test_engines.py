@@ -5,6 +5,7 @@ takes trial steps as it does.
 """
 
 import json
+import shutil
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -214,10 +215,30 @@ def test_on_a_cpu_there_is_nothing_to_record_and_the_next_engine_runs(put_engine
     assert trained.config.engine == "compiled"
 
 
-def test_the_best_of_a_cpu_is_eager_in_float32():
-    assert best_engine(torch.device("cpu")) == "eager"
-    assert best_precision(torch.device("cpu"), "vat+ent+sntg") == "float32"
-    assert best_engine(torch.device("cuda")) == "graph"
+@pytest.mark.parametrize("method", ["pi+sntg", "vat+ent+sntg"])
+@pytest.mark.parametrize("model", ["mlp", "small", "conv13"])
+@pytest.mark.parametrize("steps", [1, 30_000])
+@pytest.mark.parametrize("compiler", ["g++", "clang++", None])
+def test_the_best_of_a_cpu_is_eager_but_for_a_long_run_of_many_small_operations(
+    method, model, steps, compiler, monkeypatch
+):
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == compiler else None)
+    pays = (method, model, steps) == ("vat+ent+sntg", "mlp", 30_000) and compiler is not None
+    assert best_engine(torch.device("cpu"), method, model, steps) == ("compiled" if pays else "eager")
+    assert best_precision(torch.device("cpu"), method) == "float32"
+
+
+def test_the_best_of_a_gpu_is_a_recording():
+    assert best_engine(torch.device("cuda"), "pi", "mlp", 1) == "graph"
+
+
+@pytest.mark.parametrize(("epochs", "engine"), [(1, "eager"), (500, "compiled")])
+def test_how_long_a_run_is_decides_what_auto_is(epochs, engine, put_engine, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    put_engine("compiled", engine_that(takes=0))
+    config = resolve("two-moons", 12, "vat", epochs=epochs)
+    with own_randomness(config):
+        assert Stack([config]).configs[0].engine == engine
 
 
 def test_a_network_without_convolutions_computes_in_float32_and_says_so():

@@ -1,6 +1,7 @@
 """`sntg bench`: how fast training steps are on this machine, by method, engine and precision."""
 
 import shlex
+import signal
 import sys
 from contextlib import closing
 from dataclasses import astuple, dataclass
@@ -20,6 +21,7 @@ from sntg.terminal import progress_bar
 from sntg.training.config import LARGEST, check_device
 from sntg.training.engines import ENGINES
 from sntg.training.run_folder import check_writable
+from sntg.training.stopping import Stopped, sigterm_stops
 
 HOME = Path("benchmarks/results")  # in a checkout
 
@@ -106,17 +108,20 @@ def _earlier(path: Path) -> tuple[Choice, Results]:
 
 
 def _run(choice: Choice, groups: list[Group], results: Results, path: Path) -> None:
+    code = 0
     try:
-        _measure_with_bar(groups, Bench(choice.device, choice.steps, results.matrix_product), results, path)
-    except KeyboardInterrupt:
-        so_far = f"; `sntg bench --resume {path}` goes on from these figures" if results.rows else ""
+        with sigterm_stops():
+            _measure_with_bar(groups, Bench(choice.device, choice.steps, results.matrix_product), results, path)
+    except (KeyboardInterrupt, Stopped) as stop:
+        code = 128 + (stop.signal if isinstance(stop, Stopped) else signal.SIGINT)
+        so_far = f"; `sntg bench --resume {shlex.quote(str(path))}` goes on from these figures" if results.rows else ""
         print(f"sntg: stopped{so_far}", file=sys.stderr)
     if any(row.ms_per_step for row in results.rows):
         print_results(results)
         draw_bench(results.rows, _title(results), path.with_suffix(".png"))
         print(f"results: {path} and {path.with_suffix('.png').name}")
-    if not results.complete:
-        sys.exit(130)
+    if code:
+        sys.exit(code)
 
 
 def _measure_with_bar(groups: list[Group], bench: Bench, results: Results, path: Path) -> None:

@@ -5,16 +5,16 @@ pixels. On a CPU they are the small datasets themselves.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from sntg.data import Dataset, Split
+from sntg.data import Dataset, Split, entry
 from sntg.errors import UsageError, unknown
 from sntg.models import PRECISIONS
 from sntg.training import Config, Inputs, load_inputs, resolve
-from sntg.training.config import LARGEST
+from sntg.training.config import LARGEST, steps_an_epoch
 from sntg.training.engines import ENGINES, best_engine, best_precision
 
 SNTG = "+sntg"
@@ -49,25 +49,52 @@ def plan(device: str) -> list[Group]:
     >>> [f"{case.method} {case.engine}" for case in plan("cpu")[0]]
     ['pi+sntg eager', 'pi+sntg compiled', 'pi eager']
     """
-    where = torch.device(device)
-    if where.type == "cuda":
-        return _gpu_plan(best_engine(where), {method: best_precision(where, method) for method in METHODS})
-    best, precision = best_engine(where), best_precision(where, EVERY_WAY)
+    if torch.device(device).type == "cuda":
+        return _gpu_plan({method: automatic(IMAGES, method, device) for method in METHODS})
+    compared = [*((base + SNTG, base) for base in BASES), (SUPERVISED,)]
     return [
-        [Case(name, EVERY_WAY, e, precision) for e in ("eager", "compiled")] + [Case(name, "pi", best, precision)]
+        [case for method in methods for case in _cpu_cases(name, method, device)]
         for name in ("two-moons", "digits")
+        for methods in compared
     ]
 
 
-def _gpu_plan(engine: str, precision: Mapping[str, str]) -> list[Group]:
-    """`engine` and each method's `precision` are what `auto` means. Its case of a method comes first: it finds the
-    compiler's cache empty, as a first run would."""
-    pairs = [[Case(IMAGES, m, engine, precision[m]) for m in (base + SNTG, base)] for base in BASES]
-    alone = Case(IMAGES, SUPERVISED, engine, precision[SUPERVISED])
-    first = [precision[EVERY_WAY], *(p for p in PRECISIONS if p != precision[EVERY_WAY])]
-    every_way = [Case(IMAGES, EVERY_WAY, e, p) for p in first for e in reversed(ENGINES)]
-    eager = [Case(IMAGES, m, "eager", precision[m]) for m in METHODS if m != EVERY_WAY]
-    return [pairs[0], *([c] for c in every_way if c not in pairs[0]), *pairs[1:], [alone], *([c] for c in eager)]
+def automatic(dataset: str, method: str, device: str) -> Case:
+    """What `auto` means for a run.
+
+    >>> str(automatic("digits", "vat", "cpu"))
+    'vat on digits, eager, float32'
+    """
+    where, recipe = torch.device(device), resolve(dataset, LABELS[dataset], method)
+    engine = best_engine(where, method, recipe.model, run_steps(dataset, method))
+    return Case(dataset, method, engine, best_precision(where, method))
+
+
+def run_steps(dataset: str, method: str) -> int:
+    """How many steps a run has by its recipe.
+
+    >>> run_steps("two-moons", "pi")
+    30000
+    """
+    recipe = resolve(dataset, LABELS[dataset], method)
+    return recipe.epochs * steps_an_epoch(recipe, entry(dataset).points)
+
+
+def _cpu_cases(dataset: str, method: str, device: str) -> list[Case]:
+    best = automatic(dataset, method, device)
+    others = ("eager", "compiled") if method == EVERY_WAY else ("eager",)
+    return list(dict.fromkeys([best, *(replace(best, engine=e) for e in others)]))
+
+
+def _gpu_plan(auto: Mapping[str, Case]) -> list[Group]:
+    """`auto`: what it means for each method. Comes first, so that nothing is compiled before it."""
+    pairs = [[auto[base + SNTG], auto[base]] for base in BASES]
+    best = auto[EVERY_WAY].precision
+    first = [best, *(p for p in PRECISIONS if p != best)]
+    every_way = [replace(auto[EVERY_WAY], engine=e, precision=p) for p in first for e in reversed(ENGINES)]
+    eager = [replace(auto[m], engine="eager") for m in METHODS if m != EVERY_WAY]
+    alone = [auto[SUPERVISED]]
+    return [pairs[0], *([c] for c in every_way if c not in pairs[0]), *pairs[1:], alone, *([c] for c in eager)]
 
 
 def chosen(kind: str, text: str, valid: Iterable[str]) -> tuple[str, ...]:

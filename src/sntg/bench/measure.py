@@ -10,12 +10,11 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from sntg.bench.cases import IMAGES, SNTG, Case, Group, config_of, inputs_of
+from sntg.bench.cases import IMAGES, SNTG, Case, Group, automatic, config_of, inputs_of, run_steps
 from sntg.bench.counting import count
 from sntg.bench.starting import begin, compiler_cache, environment, kept_bytecode, start_anew
 from sntg.bench.timing import EVALUATIONS, UNMEASURED, block_length, matrix_rate, seconds, take_turns
 from sntg.training import Inputs, Stack
-from sntg.training.engines import best_engine, best_precision
 from sntg.training.randomness import own_randomness
 
 GIB = 2**30
@@ -29,8 +28,8 @@ class Row:
     this is what `auto` means here. rounds_ms: a figure a round; their median is ms_per_step. operations: of a step's
     convolutions and matrix products. share: of the device's rate for a large matrix product in that precision.
     warm_up_s: what it took to start, the first step and evaluation included, in a new process with nothing compiled
-    before; second_warm_up_s: in another one, with the compiler's cache filled, for what `auto` means. evaluation_s: of
-    both sets of weights, on evaluation_points.
+    before; second_warm_up_s: in another one, with the compiler's cache filled, for what `auto` means. run_steps: of a
+    whole run by the recipe. evaluation_s: of both sets of weights, on evaluation_points.
     """
 
     dataset: str
@@ -53,6 +52,7 @@ class Row:
     second_warm_up_s: float | None = None
     epoch_steps: int = 0
     epoch_s: float | None = None
+    run_steps: int = 0
     evaluation_s: float | None = None
     evaluation_points: int = 0
     failed: str = ""  # why there are no figures
@@ -161,13 +161,13 @@ class Bench:
             second_warm_up_s=starts[1] if len(starts) > 1 else None,
             epoch_steps=stack.epoch_steps,
             epoch_s=stack.epoch_steps * step,
+            run_steps=run_steps(config.dataset, config.method),
             evaluation_s=median(seconds(stack.errors, self.device) for _ in range(EVALUATIONS)),
             evaluation_points=len(stack.inputs[0].data.test_y),
         )
 
     def _empty(self, case: Case) -> Row:
-        best = best_engine(self.device), best_precision(self.device, case.method)
-        auto = (case.engine, case.precision) == best
+        auto = case == automatic(case.dataset, case.method, str(self.device))
         return Row(case.dataset, case.method, case.engine, case.engine, case.precision, auto)
 
     def _data(self, case: Case) -> Inputs:

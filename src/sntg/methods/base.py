@@ -74,6 +74,7 @@ class Method:
     terms: tuple[str, ...] = ("supervised", "consistency")  # the names of its loss terms
     separate_labelled = False  # whether it wants labelled rows in a batch of their own
     sixteen_bits = "bfloat16"  # the 16-bit format that is exact enough for it
+    many_calls = False  # whether a step has so many operations that even a CPU gains by compiling them, if small
 
     def __init__(self, setup: Setup) -> None:
         self.model = setup.model

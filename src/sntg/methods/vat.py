@@ -23,6 +23,7 @@ class VAT(Method):
     line = "virtual adversarial training: no change along the worst direction"
     separate_labelled = True
     sixteen_bits = "float16"  # three bits more: what rounding moves across zero turns the direction
+    many_calls = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

@@ -202,6 +202,15 @@ def check_images(config: Config, data: Entry) -> None:
         raise UsageError(f"whitening = {config.whitening} is for pixels read from files: use none for {config.dataset}")
 
 
+def steps_an_epoch(config: Config, points: int) -> int:
+    """How many steps an epoch has, where there are so many training points.
+
+    >>> steps_an_epoch(Config("two-moons", labels=12, method="pi"), points=6000)
+    60
+    """
+    return config.epoch_steps or points // (config.batch or config.labelled_batch)
+
+
 def check_batches(config: Config, points: int, separate: bool) -> None:
     """Refuses batches the data or the method cannot have."""
     if config.batch > points:

@@ -9,6 +9,7 @@ weights, the place in the data) is a tensor on the device. So whoever executes t
 """
 
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,10 +22,13 @@ from torch import Tensor
 
 from sntg.errors import Notice
 from sntg.methods import METHODS, parse
+from sntg.models import CONVOLUTIONAL
 
 Run = Callable[[], None]
 CPU = torch.device("cpu")
 WARM_UP = 3  # steps before the recording: they compile, choose algorithms and allocate, which a recording must not
+LONG = 5000  # steps, after which a CPU has made up for the time that compiling takes, where it gains any
+COMPILERS = ("g++", "clang++", "cl")  # of C++: one of them is what PyTorch's compiler hands its code to on a CPU
 MOST_STACKS = 256  # of one process; their steps have the same code, so each counts as a recompilation of the first
 
 
@@ -133,6 +137,8 @@ def _compile(step: Step) -> Step:
     # By default the compiler times several ways to add up numbers and keeps the fastest of that day: a resumed run
     # would add up in another order, and end in other bits. What adds up nothing it would time too, for seconds.
     options: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False}
+    # On a CPU the compiler's own random numbers take longer than PyTorch's, and are not those that eager would draw.
+    options["fallback_random"] = step.device.type == "cpu"
     return replace(
         step,
         forward=torch.compile(step.forward, fullgraph=True, dynamic=False, options=options),
@@ -144,13 +150,16 @@ ENGINES: dict[str, Callable[[Step], Run]] = {"eager": eager, "compiled": compile
 SLOWER = {"graph": "compiled", "compiled": "eager"}  # what is tried when one fails
 
 
-def best_engine(device: torch.device) -> str:
-    """What `auto` is: benchmarks/ has the figures.
+def best_engine(device: torch.device, method: str, model: str, steps: int) -> str:
+    """What `auto` is for a run of so many steps: the engine that is done first. docs/performance.md has the figures.
 
-    >>> best_engine(torch.device("cpu"))
+    >>> best_engine(torch.device("cpu"), "pi+sntg", "mlp", steps=30_000)
     'eager'
     """
-    return "graph" if device.type == "cuda" else "eager"
+    if device.type == "cuda":
+        return "graph"
+    pays = METHODS[parse(method).base].many_calls and model not in CONVOLUTIONAL and steps >= LONG
+    return "compiled" if pays and any(map(shutil.which, COMPILERS)) else "eager"
 
 
 def best_precision(device: torch.device, method: str) -> str:

@@ -33,7 +33,7 @@ from sntg.models import (
 )
 from sntg.training.adam import Adam
 from sntg.training.batches import Batches, Shuffled
-from sntg.training.config import Config
+from sntg.training.config import Config, steps_an_epoch
 from sntg.training.engines import Step, best_engine, best_precision, start_engine
 from sntg.training.evaluation import error, predict
 from sntg.training.graphs import build_graph
@@ -111,10 +111,10 @@ class Stack:
 
     def __init__(self, configs: Sequence[Config], inputs: Sequence[Inputs] | None = None) -> None:
         """inputs: the runs' data, where they are not to be loaded by their names."""
-        configs = [_decided(c) for c in configs]
+        self.inputs = [load_inputs(c) for c in configs] if inputs is None else list(inputs)
+        configs = [_decided(c, len(i.data.train_y)) for c, i in zip(configs, self.inputs, strict=True)]
         self.shared = c = configs[0]
         self.device = torch.device(c.device)
-        self.inputs = [load_inputs(c) for c in configs] if inputs is None else list(inputs)
         self.truth = torch.stack([i.data.train_y for i in self.inputs]).to(self.device)
         self.test_y = torch.stack([i.data.test_y for i in self.inputs]).to(self.device)
         self.kind = METHODS[parse(c.method).base]
@@ -122,7 +122,7 @@ class Stack:
         self.model = use_precision(stack([_seeded_model(c) for c in configs]).to(self.device), c.precision, fused)
         self.test_x = self._sixteen_bits(torch.stack([i.data.test_x for i in self.inputs])).to(self.device)
         self.batches = self._batches()
-        self.epoch_steps = c.epoch_steps or self.truth.shape[1] // (c.batch or c.labelled_batch)
+        self.epoch_steps = steps_an_epoch(c, self.truth.shape[1])
         self.optimiser = Adam(self.model.parameters(), runs=len(configs), loss_scale=LOSS_SCALE.get(c.precision, 1.0))
         self._initialise_from_data()
         self.objective = self._objective(configs)
@@ -329,11 +329,13 @@ class Stack:
             self.model.train()(setup.augment(setup.flip(batch.x)))
 
 
-def _decided(config: Config) -> Config:
-    """The config with `auto` replaced by what it means for its method on its device."""
-    device = torch.device(config.device)
-    engine = best_engine(device) if config.engine == "auto" else config.engine
-    precision = best_precision(device, config.method) if config.precision == "auto" else config.precision
+def _decided(config: Config, points: int) -> Config:
+    """The config with `auto` replaced by what it means for the run on its device."""
+    device, engine, precision = torch.device(config.device), config.engine, config.precision
+    if engine == "auto":
+        engine = best_engine(device, config.method, config.model, config.epochs * steps_an_epoch(config, points))
+    if precision == "auto":
+        precision = best_precision(device, config.method)
     if config.model not in CONVOLUTIONAL:
         if config.precision not in ("auto", "float32"):
             reason = f"precision = {config.precision} is that of convolutions, and the {config.model} has none"

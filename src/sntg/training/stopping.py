@@ -45,3 +45,21 @@ def stop_requests() -> Iterator[Callable[[], None]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def sigterm_stops() -> Iterator[None]:
+    """Inside, SIGTERM raises Stopped at once, as Ctrl-C raises KeyboardInterrupt: what is under way is put in order.
+
+    >>> with sigterm_stops():
+    ...     pass
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(signal.Signals(number))
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
