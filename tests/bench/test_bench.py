@@ -13,6 +13,7 @@ from sntg.bench import Choice, run_bench
 from sntg.bench.cases import BASES, METHODS
 from sntg.bench.measure import Bench
 from sntg.cli import main
+from sntg.training import engines
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +116,10 @@ def test_figures_of_another_source_or_machine_are_not_mixed_in(part, key, value,
     assert stopped.read_bytes() == before
 
 
+def written(provenance, **parts):
+    return json.dumps({"provenance": provenance, "hardware": {}, "matrix_product": {}, "rows": [], **parts})
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -122,12 +127,14 @@ def test_figures_of_another_source_or_machine_are_not_mixed_in(part, key, value,
         ("{", "holds no results"),
         ("[]", "holds no results"),
         ('{"rows": [{"speed": 1}]}', "holds no results"),
-        ('{"provenance": {}, "hardware": {}, "rows": []}', "holds no results"),
-        ('{"provenance": {"command": "sntg train two-moons"}, "hardware": {}, "rows": []}', "holds no results"),
-        (
-            '{"provenance": {"command": "sntg bench --device cpu"}, "hardware": {}, "rows": [], "complete": true}',
-            "left",
-        ),
+        ("[" * 100_000, "holds no results"),
+        (written({}), "holds no results"),
+        (written({"command": 5}), "holds no results"),
+        (written({"command": "sntg train two-moons"}), "holds no results"),
+        (written({"command": "sntg bench --device cpu"}, hardware=None), "holds no results"),
+        (written({"command": "sntg bench --device cpu"}, matrix_product=[1]), "holds no results"),
+        (written({"command": "sntg bench --device cpu"}), "begin a new one"),
+        (written({"command": "sntg bench --device cpu"}, complete=True), "nothing left"),
     ],
 )
 def test_what_is_no_stopped_bench_is_refused(content, problem, monkeypatch, capsys, tmp_path):
@@ -143,15 +150,16 @@ def test_a_resumed_bench_takes_no_other_choice(stopped, monkeypatch, capsys):
 
 
 def test_sigterm_stops_it_too_and_leaves_no_caches(small, monkeypatch, capsys, tmp_path):
+    """Within an engine's start, too: what is raised there makes a slower engine take over."""
     caches = []
 
-    def terminated(bench, group):
-        caches.append(Path(bench._caches.name))
+    def terminated(step):
+        caches.append(Path(os.environ["TRITON_CACHE_DIR"]))
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(Bench, "measure", terminated)
-    assert call(monkeypatch, "--device", "cpu", "--engines", "eager") == 143
+    monkeypatch.setitem(engines.ENGINES, "compiled", terminated)
+    assert call(monkeypatch, "--device", "cpu", "--engines", "compiled", "--steps", "1") == 143
     assert capsys.readouterr().err.splitlines()[-1] == "sntg: stopped"
     assert os.listdir(tmp_path) == []
     assert not caches[0].exists()

@@ -39,14 +39,16 @@ def fifty_steps(config, perturbed=False):
     return runs, start
 
 
-def assert_compiled_is_eager(method, chaotic=False, **settings):
-    """chaotic: training takes a rounding error far, whoever computes; so far and some more may the engines part."""
+def assert_compiled_is_eager(method, chaotic=False, drift=1e-5, **settings):
+    """drift: how far the engines may part, of the weights' norm.
+
+    chaotic: training takes a rounding error far, whoever computes; so far and some more may the engines part."""
     config = make_config(method, noise=0.0, **settings)
     eager, start = fifty_steps(config)
     compiled, same_start = fifty_steps(replace(config, engine="compiled"))
     assert torch.equal(start, same_start)
     ours, theirs = compiled.optimiser.theta, eager.optimiser.theta
-    drift = 2e-4 * theirs.norm()
+    drift *= theirs.norm()
     if chaotic:
         drift = 20 * (fifty_steps(config, perturbed=True)[0].optimiser.theta - theirs).norm()
         assert drift < 0.01 * theirs.norm()
@@ -110,7 +112,7 @@ def test_compiled_training_is_eager_training_for_every_method(method):
         ("pi+sntg", {"graph": "soft"}),
         ("pi+sntg", {"graph": "soft", "graph_labels": "teacher"}),
         ("sntg", {"graph": "knn"}),
-        ("vat", {"xi": 0.1, "power_iterations": 2}),
+        ("vat", {"xi": 0.1, "power_iterations": 2, "drift": 2e-4}),  # a difference of near values is what it goes along
         ("vat+sntg", {"graph_features": "perturbed"}),
         ("pi", {"ramp_up": 5, "ramp_down": 5, "stepwise": True, "early_epochs": 2, "early_momentum": 0.9}),
     ],

@@ -6,6 +6,7 @@ takes trial steps as it does.
 
 import json
 import shutil
+import sys
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,12 +15,12 @@ import pytest
 import torch
 from engine_runs import SMALL, make_config, make_stack, new_state, same_state
 
-from sntg.errors import UsageError
+from sntg.errors import Notice, UsageError
 from sntg.methods import METHODS, all_names
 from sntg.models.convolutions import ConvMap
 from sntg.training import engines, resolve, run, train
 from sntg.training.config import Config
-from sntg.training.engines import ENGINES, Step, beside_others, best_engine, best_precision, start_engine
+from sntg.training.engines import ENGINES, Step, beside_others, best_engine, best_precision, cpp_compiler, start_engine
 from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
 
@@ -218,14 +219,26 @@ def test_on_a_cpu_there_is_nothing_to_record_and_the_next_engine_runs(put_engine
 @pytest.mark.parametrize("method", ["pi+sntg", "vat+ent+sntg"])
 @pytest.mark.parametrize("model", ["mlp", "small", "conv13"])
 @pytest.mark.parametrize("steps", [1, 30_000])
-@pytest.mark.parametrize("compiler", ["g++", "clang++", None])
+@pytest.mark.parametrize("compiler", ["c++-of-mine", None])
 def test_the_best_of_a_cpu_is_eager_but_for_a_long_run_of_many_small_operations(
     method, model, steps, compiler, monkeypatch
 ):
-    monkeypatch.setattr(shutil, "which", lambda name: name if name == compiler else None)
+    monkeypatch.setattr(engines, "cpp_compiler", lambda: compiler)
     pays = (method, model, steps) == ("vat+ent+sntg", "mlp", 30_000) and compiler is not None
     assert best_engine(torch.device("cpu"), method, model, steps) == ("compiled" if pays else "eager")
     assert best_precision(torch.device("cpu"), method) == "float32"
+
+
+@pytest.mark.parametrize(("platform", "default"), [("linux", "g++"), ("darwin", "clang++"), ("win32", "cl")])
+def test_the_compiler_is_the_one_pytorch_would_take(platform, default, monkeypatch):
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/somewhere/{name}" if name != "missing" else None)
+    monkeypatch.delenv("CXX", raising=False)
+    assert cpp_compiler() == default
+    monkeypatch.setenv("CXX", "mine")
+    assert cpp_compiler() == "mine"
+    monkeypatch.setenv("CXX", "missing")
+    assert cpp_compiler() is None
 
 
 def test_the_best_of_a_gpu_is_a_recording():
@@ -234,7 +247,7 @@ def test_the_best_of_a_gpu_is_a_recording():
 
 @pytest.mark.parametrize(("epochs", "engine"), [(1, "eager"), (500, "compiled")])
 def test_how_long_a_run_is_decides_what_auto_is(epochs, engine, put_engine, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(engines, "cpp_compiler", lambda: "g++")
     put_engine("compiled", engine_that(takes=0))
     config = resolve("two-moons", 12, "vat", epochs=epochs)
     with own_randomness(config):
@@ -243,7 +256,7 @@ def test_how_long_a_run_is_decides_what_auto_is(epochs, engine, put_engine, monk
 
 def test_a_network_without_convolutions_computes_in_float32_and_says_so():
     config = resolve("two-moons", 12, "pi", precision="bfloat16", epochs=1)
-    with own_randomness(config):
+    with own_randomness(config), pytest.warns(Notice, match="bfloat16 is that of convolutions, and the mlp has none"):
         assert Stack([config]).configs[0].precision == "float32"
 
 

@@ -135,11 +135,20 @@ def test_a_seed_in_one_pass_with_others_does_not_go_on_alone(tmp_path, steps):
     """It would begin anew, with other random numbers, and the series would then overwrite it."""
     with pytest.raises(Interrupted):
         run_series([moons(0), moons(1)], tmp_path, on_step=interrupt_after(steps))
-    with pytest.raises(UsageError, match=rf"in one pass: resume '{re.escape(str(tmp_path))}'"):
-        resume(tmp_path / "seed-1")
+    (tmp_path / "link").symlink_to(tmp_path / "seed-1")
+    for name in ("seed-1", "seed-0/../seed-1", "link"):
+        with pytest.raises(UsageError, match=rf"in one pass: resume '{re.escape(str(tmp_path.resolve()))}'"):
+            resume(tmp_path / name)
     assert len(resume_series(tmp_path)) == 2
     with pytest.raises(UsageError, match="is finished"):
         resume(tmp_path / "seed-1")
+
+
+def test_a_run_of_its_own_beside_those_of_a_series_goes_on(tmp_path):
+    run_series([moons(0)], tmp_path)
+    with pytest.raises(Interrupted):
+        run(moons(1), tmp_path / "extra", on_step=interrupt_after(1))
+    assert resume(tmp_path / "extra").config.seed == 1
 
 
 def test_a_seed_that_comes_after_others_may_go_on_alone(tmp_path):

@@ -4,13 +4,13 @@ import shlex
 import signal
 import sys
 from contextlib import closing
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from sntg.bench.cases import METHODS, Group, chosen, narrowed, plan
+from sntg.bench.cases import METHODS, Case, Group, chosen, narrowed, plan
 from sntg.bench.measure import Bench, Row, overheads
 from sntg.bench.plot import draw_bench
 from sntg.bench.provenance import hardware, made_by
@@ -21,7 +21,7 @@ from sntg.terminal import progress_bar
 from sntg.training.config import LARGEST, check_device
 from sntg.training.engines import ENGINES
 from sntg.training.run_folder import check_writable
-from sntg.training.stopping import Stopped, sigterm_stops
+from sntg.training.stopping import Terminated, sigterm_interrupts
 
 HOME = Path("benchmarks/results")  # in a checkout
 
@@ -93,8 +93,8 @@ def resume_bench(path: Path) -> None:
         raise UsageError(f"{path} is complete: there is nothing left to measure")
     check_writable(path.parent)
     results.go_on(made_by(choice.command), hardware(choice.device))
-    measured = {(row.dataset, row.method, row.asked, row.precision) for row in results.rows}
-    _run(choice, [group for group in groups if astuple(group[0]) not in measured], results, path)
+    measured = {Case(row.dataset, row.method, row.asked, row.precision) for row in results.rows}
+    _run(choice, [group for group in groups if not measured.issuperset(group)], results, path)
 
 
 def _earlier(path: Path) -> tuple[Choice, Results]:
@@ -103,19 +103,20 @@ def _earlier(path: Path) -> tuple[Choice, Results]:
         return Choice.of(results.provenance["command"]), results
     except OSError as e:
         raise UsageError(f"{path} cannot be read: {e.strerror}") from None
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         raise UsageError(f"{path} holds no results of this version's `sntg bench`") from None
 
 
 def _run(choice: Choice, groups: list[Group], results: Results, path: Path) -> None:
     code = 0
     try:
-        with sigterm_stops():
+        with sigterm_interrupts():
             _measure_with_bar(groups, Bench(choice.device, choice.steps, results.matrix_product), results, path)
-    except (KeyboardInterrupt, Stopped) as stop:
-        code = 128 + (stop.signal if isinstance(stop, Stopped) else signal.SIGINT)
-        so_far = f"; `sntg bench --resume {shlex.quote(str(path))}` goes on from these figures" if results.rows else ""
-        print(f"sntg: stopped{so_far}", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        code = 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+        left = path.exists() and not results.complete
+        hint = f"; `sntg bench --resume {shlex.quote(str(path))}` goes on from these figures" if left else ""
+        print(f"sntg: stopped{hint}", file=sys.stderr)
     if any(row.ms_per_step for row in results.rows):
         print_results(results)
         draw_bench(results.rows, _title(results), path.with_suffix(".png"))

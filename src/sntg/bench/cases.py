@@ -65,8 +65,8 @@ def automatic(dataset: str, method: str, device: str) -> Case:
     >>> str(automatic("digits", "vat", "cpu"))
     'vat on digits, eager, float32'
     """
-    where, recipe = torch.device(device), resolve(dataset, LABELS[dataset], method)
-    engine = best_engine(where, method, recipe.model, run_steps(dataset, method))
+    where, model = torch.device(device), resolve(dataset, LABELS[dataset], method).model
+    engine = best_engine(where, method, model, run_steps(dataset, method))
     return Case(dataset, method, engine, best_precision(where, method))
 
 
@@ -87,7 +87,7 @@ def _cpu_cases(dataset: str, method: str, device: str) -> list[Case]:
 
 
 def _gpu_plan(auto: Mapping[str, Case]) -> list[Group]:
-    """`auto`: what it means for each method. Comes first, so that nothing is compiled before it."""
+    """`auto`: what it means for each method. That is measured first, so that it finds nothing compiled before."""
     pairs = [[auto[base + SNTG], auto[base]] for base in BASES]
     best = auto[EVERY_WAY].precision
     first = [best, *(p for p in PRECISIONS if p != best)]

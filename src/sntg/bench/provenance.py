@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 import sntg
+from sntg.training.engines import cpp_compiler
 
 
 def made_by(command: str) -> dict[str, str]:
@@ -28,13 +29,16 @@ def made_by(command: str) -> dict[str, str]:
     }
 
 
-def hardware(device: str) -> dict[str, str | int | None]:
+Hardware = dict[str, str | int | None]
+
+
+def hardware(device: str) -> Hardware:
     """The machine and the versions that matter for speed.
 
     >>> hardware("cpu")["torch"] == torch.__version__
     True
     """
-    found: dict[str, str | int | None] = {
+    found: Hardware = {
         "device": _cpu(),
         "cpu": _cpu(),
         "cpu_cores": os.cpu_count(),
@@ -43,11 +47,12 @@ def hardware(device: str) -> dict[str, str | int | None]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": _version("triton"),
+        "cpp_compiler": cpp_compiler(),
     }
     return found | (_gpu(device) if torch.device(device).type == "cuda" else {})
 
 
-def _gpu(device: str) -> dict[str, str | int | None]:
+def _gpu(device: str) -> Hardware:
     properties = torch.cuda.get_device_properties(device)
     return {
         "device": properties.name,

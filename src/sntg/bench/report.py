@@ -9,6 +9,7 @@ from typing import Any
 
 from sntg.bench.cases import METHODS
 from sntg.bench.measure import Row
+from sntg.bench.provenance import Hardware
 from sntg.data import entry
 from sntg.errors import UsageError
 from sntg.files import write_text
@@ -20,15 +21,12 @@ Cells = dict[str, str]
 BUSY = 2.0  # a factor between the blocks of a case that no calm machine shows
 
 
-Machine = dict[str, str | int | None]
-
-
 @dataclass
 class Results:
     """All that a bench found so far. complete: whether every case that was asked for is in it."""
 
     provenance: dict[str, str]
-    hardware: Machine
+    hardware: Hardware
     matrix_product: dict[str, float] = field(default_factory=dict)  # TFLOP/s by precision
     rows: list[Row] = field(default_factory=list)
     overheads: list[dict[str, Any]] = field(default_factory=list)
@@ -40,18 +38,21 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> "Results":
-        """What `write` wrote; a KeyError, TypeError or ValueError if it was something else that wrote the file."""
+        """What `write` wrote; a KeyError, TypeError or the like if it was something else that wrote the file."""
         found = json.loads(path.read_text())
+        if not all(isinstance(found[part], dict) for part in ("provenance", "hardware", "matrix_product")):
+            raise TypeError
         return cls(**found | {"rows": [Row(**row) for row in found["rows"]]})
 
-    def go_on(self, provenance: dict[str, str], hardware: Machine) -> None:
+    def go_on(self, provenance: dict[str, str], hardware: Hardware) -> None:
         """Refuses to go on by another source or on another machine: the figures would not be of one kind."""
         source = "commit", "sntg"
         before = {key: self.provenance.get(key) for key in source} | self.hardware
         now = {key: provenance[key] for key in source} | hardware
-        for key, value in before.items():
-            if value != now.get(key):
-                raise UsageError(f"the bench was of {key} = {value}, and here it is {now.get(key)}: begin a new one")
+        for key in before | now:
+            then, here = before.get(key), now.get(key)
+            if then != here:
+                raise UsageError(f"the bench was of {key} = {then}, and here it is {here}: begin a new one")
         self.provenance["continued"] = provenance["date"]
 
 

@@ -81,7 +81,7 @@ def train(
     ] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")] = "auto",
     engine: Annotated[
-        str, typer.Option(help="How a step runs: eager, compiled, graph, or auto: the fastest for the device.")
+        str, typer.Option(help="How a step runs: eager, compiled, graph, or auto: the one whose run is over first.")
     ] = "auto",
     precision: Annotated[
         str, typer.Option(help="What convolutions compute in: float32, tf32, bfloat16, float16, or auto.")
@@ -164,7 +164,7 @@ def bench(
 ) -> None:
     """Measure how fast training is on this machine, by method, engine and precision: tables, JSON and a plot."""
     if resume is not None:
-        if methods or engines or precisions or steps or out or device != "auto":
+        if methods or engines or precisions or steps is not None or out or device != "auto":
             raise UsageError(f"{resume} says what its bench measures: give --resume alone")
         resume_bench(resume)
         return

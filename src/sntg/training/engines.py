@@ -8,13 +8,16 @@ weights, the place in the data) is a tensor on the device. So whoever executes t
     graph     the whole compiled step is one launch: no time is lost between its kernels
 """
 
+import os
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +31,6 @@ Run = Callable[[], None]
 CPU = torch.device("cpu")
 WARM_UP = 3  # steps before the recording: they compile, choose algorithms and allocate, which a recording must not
 LONG = 5000  # steps, after which a CPU has made up for the time that compiling takes, where it gains any
-COMPILERS = ("g++", "clang++", "cl")  # of C++: one of them is what PyTorch's compiler hands its code to on a CPU
 MOST_STACKS = 256  # of one process; their steps have the same code, so each counts as a recompilation of the first
 
 
@@ -151,7 +153,7 @@ SLOWER = {"graph": "compiled", "compiled": "eager"}  # what is tried when one fa
 
 
 def best_engine(device: torch.device, method: str, model: str, steps: int) -> str:
-    """What `auto` is for a run of so many steps: the engine that is done first. docs/performance.md has the figures.
+    """What `auto` is for a run of so many steps; docs/performance.md has the figures.
 
     >>> best_engine(torch.device("cpu"), "pi+sntg", "mlp", steps=30_000)
     'eager'
@@ -159,7 +161,14 @@ def best_engine(device: torch.device, method: str, model: str, steps: int) -> st
     if device.type == "cuda":
         return "graph"
     pays = METHODS[parse(method).base].many_calls and model not in CONVOLUTIONAL and steps >= LONG
-    return "compiled" if pays and any(map(shutil.which, COMPILERS)) else "eager"
+    return "compiled" if pays and cpp_compiler() else "eager"
+
+
+def cpp_compiler() -> str | None:
+    """The name of the C++ compiler that PyTorch's compiler hands its code to on a CPU; None where there is none."""
+    default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    found = shutil.which(os.environ.get("CXX", default))
+    return found and Path(found).name
 
 
 def best_precision(device: torch.device, method: str) -> str:

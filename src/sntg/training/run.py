@@ -147,9 +147,10 @@ def config_to_resume(folder: RunFolder, data: str = "", in_one_pass: bool = Fals
     if folder.finished and not in_one_pass:
         remove_checkpoints(folder.path)  # a process killed at the very end may have left them
         raise UsageError(f"the run {str(folder.path)!r} is finished: there is nothing to resume")
-    series = folder.path.absolute().parent
-    if stored.model in ONE_PASS and (series / SERIES).exists() and not in_one_pass:
-        raise UsageError(f"the run {str(folder.path)!r} is trained with others in one pass: resume {str(series)!r}")
+    real = folder.path.resolve()
+    of_series = real.name == f"seed-{stored.seed}" and (real.parent / SERIES).exists()
+    if of_series and stored.model in ONE_PASS and not in_one_pass:
+        raise UsageError(f"the series of {str(folder.path)!r} trains in one pass: resume {str(real.parent)!r}")
     changes: dict[str, Any] = {"data": data} if data else {}
     if stored.split_file:  # the run's own copy: the file may have changed since
         changes["split_file"] = str(folder.path / SPLIT)

@@ -47,18 +47,25 @@ def stop_requests() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def sigterm_stops() -> Iterator[None]:
-    """Inside, SIGTERM raises Stopped at once, as Ctrl-C raises KeyboardInterrupt: what is under way is put in order.
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come. No Exception: an engine that fails is replaced, and this must not count as one."""
 
-    >>> with sigterm_stops():
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Inside, SIGTERM interrupts at once, as Ctrl-C does; outside it would end the process with nothing put in order.
+
+    >>> with sigterm_interrupts():
     ...     pass
     """
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(signal.Signals(number))
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Terminated
 
-    before = signal.signal(signal.SIGTERM, stop)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
