@@ -112,7 +112,8 @@ def test_compiled_training_is_eager_training_for_every_method(method):
         ("pi+sntg", {"graph": "soft"}),
         ("pi+sntg", {"graph": "soft", "graph_labels": "teacher"}),
         ("sntg", {"graph": "knn"}),
-        ("vat", {"xi": 0.1, "power_iterations": 2, "drift": 2e-4}),  # a difference of near values is what it goes along
+        # Rounding decides where it goes at one place: of 12 eager runs begun 1e-7 apart, 4 end 9e-5 from the others.
+        ("vat", {"xi": 0.1, "power_iterations": 2, "drift": 2e-4}),
         ("vat+sntg", {"graph_features": "perturbed"}),
         ("pi", {"ramp_up": 5, "ramp_down": 5, "stepwise": True, "early_epochs": 2, "early_momentum": 0.9}),
     ],

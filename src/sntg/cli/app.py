@@ -81,7 +81,7 @@ def train(
     ] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")] = "auto",
     engine: Annotated[
-        str, typer.Option(help="How a step runs: eager, compiled, graph, or auto: the one whose run is over first.")
+        str, typer.Option(help="How a step runs: eager, compiled, graph, or auto: as suits the device and the run.")
     ] = "auto",
     precision: Annotated[
         str, typer.Option(help="What convolutions compute in: float32, tf32, bfloat16, float16, or auto.")
