@@ -1,8 +1,8 @@
 """The engines on a GPU: eager, compiled and recorded training are the same, and a replay repeats nothing it should not.
 
 A convolutional net at full learning rate is chaotic: under Adam a difference of 1e-7 grows about tenfold every few
-steps. So engines are compared one step at a time from a common state, and over 50 steps; and both differences are held
-against those of an eager twin whose weights began one unit in the last place away.
+steps. So engines are compared over 50 steps of which each begins where eager's does, and over 50 in a row; and both
+differences are held against those of an eager twin whose weights began one unit in the last place away.
 """
 
 import os
@@ -84,7 +84,7 @@ def same_draws(monkeypatch):
         yield
 
 
-# --- one step from a common state, and fifty -------------------------------------------------------------------------
+# --- fifty steps from common states, and fifty in a row ---------------------------------------------------------------
 
 
 def perturb(runs):
@@ -94,39 +94,50 @@ def perturb(runs):
 
 
 def compare_steps(eager, other, steps):
-    """The largest relative differences of gradients, steps, weights and averages, from the eager run's own states.
+    """How far the engine's steps end from eager's, each from a state of the eager run; and how far those of its twin.
 
-    And the gradients' medians, of the engine and of a perturbed twin: of millions of maxima and kinks one may fall on
-    the other side, once in some steps.
+    The worst of the steps; and the gradients' median, because of millions of maxima and kinks one may fall on the other
+    side, once in some steps.
     """
-    all_found = []
+    engine, twin = [], []
     for _ in range(steps):
         state, history = copied(eager.state()), [list(h) for h in eager.histories]
         before = eager.optimiser.theta.clone()
         perturb(eager)
         eager.advance()
-        perturbed, twins = eager.optimiser.gradient.clone(), eager.optimiser.theta.clone()
+        perturbed = copied(outcome_of(eager))
         eager.load_state(state, [list(h) for h in history])
         eager.advance()
         other.load_state(state, history)  # it puts the random numbers back, too
         other.advance()
-        ours, theirs = other.optimiser, eager.optimiser
-        averages = [runs.objective.base._averaged for runs in (other, eager)]
-        found = {
-            "gradient": relative(ours.gradient - theirs.gradient, theirs.gradient),
-            "twin's gradient": relative(perturbed - theirs.gradient, theirs.gradient),
-            "step": relative(ours.theta - theirs.theta, theirs.theta - before),
-            "weights": relative(ours.theta - theirs.theta, theirs.theta),
-            "twin's weights": relative(twins - theirs.theta, theirs.theta),
-            "average": relative(averages[0] - averages[1], averages[1]),
-        }
-        if eager.log.steps:  # not begun anew
-            found["losses"] = relative(other.log.losses - eager.log.losses, eager.log.losses)
-        all_found.append(found)
-    names = ("gradient", "step", "weights", "twin's weights", "average", "losses")
-    worst = {name: max(found.get(name, 0.0) for found in all_found) for name in names}
-    medians = {f"median {n}": statistics.median(f[n] for f in all_found) for n in ("gradient", "twin's gradient")}
-    return worst | medians
+        twin.append(distances(perturbed, outcome_of(eager), before))
+        engine.append(distances(outcome_of(other), outcome_of(eager), before))
+    return summary(engine), summary(twin)
+
+
+def outcome_of(runs):
+    """What a step leaves, to be compared."""
+    optimiser = runs.optimiser
+    found = {"gradient": optimiser.gradient, "weights": optimiser.theta, "average": runs.objective.base._averaged}
+    return found | ({"losses": runs.log.losses} if runs.log.steps else {})  # at an epoch's end they begin anew
+
+
+def distances(ours, theirs, before):
+    """How far apart two outcomes are, and how long the second is; a step is what the weights have moved by."""
+    pairs = {name: (ours[name] - theirs[name], theirs[name]) for name in ours}
+    pairs["step"] = ours["weights"] - theirs["weights"], theirs["weights"] - before
+    return {name: tuple(tensor.norm().item() for tensor in pair) for name, pair in pairs.items()}
+
+
+def summary(found):
+    """The worst distances over the usual lengths: a batch may have next to no loss, and then a gradient of rounding."""
+    worst = {}
+    for name in (*FLOORS, "losses"):
+        apart, lengths = zip(*(f[name] for f in found if name in f), strict=True)
+        worst[name] = max(apart) / statistics.median(lengths)
+        if name == "gradient":
+            worst["median gradient"] = statistics.median(apart) / statistics.median(lengths)
+    return worst
 
 
 def fifty_steps(config, perturbed=False):
@@ -140,30 +151,33 @@ def fifty_steps(config, perturbed=False):
     return runs.optimiser.theta.clone()
 
 
+# A twin may happen to be nearer to eager than rounding usually is. Where a gradient is nearly zero, Adam's step is of
+# full length and of either sign.
+FLOORS = {"gradient": 1e-2, "step": 0.05, "weights": 1e-4, "average": 2e-5}
+TIMES = 5  # what an engine rounds differently may move it further than a unit in the last place does
+
+
 def assert_engine_is_eager(method, engine, record_property, **settings):
     config = make_config(method, **(STILL | settings))
     with own_randomness(config):
         eager = make_stack(config)
-        for _ in range(3):
+        for _ in range(3):  # Adam's first steps are signs alone, and many a gradient's is rounding's
             eager.advance()
         other = make_stack(replace(config, engine=engine))
-        worst = compare_steps(eager, other, steps=8)  # over the end of an epoch
+        found, natural = compare_steps(eager, other, steps=50)  # over the ends of epochs and shuffles
     expected = fifty_steps(config)
-    twin, ours = fifty_steps(config, perturbed=True), fifty_steps(replace(config, engine=engine))
-    drift, natural = relative(ours - expected, expected), relative(twin - expected, expected)
-    report = {**worst, "drift": drift, "drift of the perturbed twin": natural}
-    for name, value in report.items():
+    found["drift"] = relative(fifty_steps(replace(config, engine=engine)) - expected, expected)
+    natural["drift"] = relative(fifty_steps(config, perturbed=True) - expected, expected)
+    for name, value in found.items():
         record_property(name, value)
-    print(f"\n{method} {engine}: " + ", ".join(f"{name} {value:.1e}" for name, value in report.items()))
-    natural_step = worst["median twin's gradient"]
-    assert worst["median gradient"] < max(1e-3, 5 * natural_step)
-    assert worst["gradient"] < max(1e-2, 50 * natural_step)
-    assert worst["weights"] < min(1e-3, max(1e-4, 5 * worst["twin's weights"]))
-    assert worst["average"] < 1e-4
-    assert worst["losses"] < 1e-3
-    # Where a gradient is nearly zero, Adam's step is of full length and of either sign.
-    assert worst["step"] < max(0.05, 50 * natural_step)
-    assert drift < max(1e-3, 5 * natural)
+        record_property(f"twin's {name}", natural[name])
+    print(f"\n{method} {engine}: " + ", ".join(f"{n} {v:.1e} (twin {natural[n]:.1e})" for n, v in found.items()))
+    for name, floor in FLOORS.items():
+        assert found[name] < max(floor, TIMES * natural[name]), name
+    assert found["median gradient"] < max(1e-3, TIMES * natural["median gradient"])
+    assert found["weights"] < 1e-3
+    assert found["losses"] < 1e-3
+    assert found["drift"] < max(1e-3, TIMES * natural["drift"])
 
 
 @pytest.mark.parametrize("method", ["pi+ent+sntg", "vat"])

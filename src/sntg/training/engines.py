@@ -26,6 +26,7 @@ from torch import Tensor
 from sntg.errors import Notice
 from sntg.methods import METHODS, parse
 from sntg.models import CONVOLUTIONAL
+from sntg.training.leftovers import compiling
 
 Run = Callable[[], None]
 CPU = torch.device("cpu")
@@ -77,7 +78,8 @@ def eager(step: Step) -> Run:
 
 def compiled(step: Step) -> Run:
     step = _compile(step)
-    step()  # what cannot be compiled fails here, not in the midst of a run
+    with compiling() if step.device.type == "cpu" else nullcontext():
+        step()  # what cannot be compiled fails here, not in the midst of a run
     return step
 
 
