@@ -132,7 +132,7 @@ def distances(ours, theirs, before):
 def summary(found):
     """The worst distances over the usual lengths: a batch may have next to no loss, and then a gradient of rounding."""
     worst = {}
-    for name in (*FLOORS, "losses"):
+    for name in FLOORS:
         apart, lengths = zip(*(f[name] for f in found if name in f), strict=True)
         worst[name] = max(apart) / statistics.median(lengths)
         if name == "gradient":
@@ -153,7 +153,7 @@ def fifty_steps(config, perturbed=False):
 
 # A twin may happen to be nearer to eager than rounding usually is. Where a gradient is nearly zero, Adam's step is of
 # full length and of either sign.
-FLOORS = {"gradient": 1e-2, "step": 0.05, "weights": 1e-4, "average": 2e-5}
+FLOORS = {"gradient": 1e-2, "step": 0.05, "weights": 1e-4, "average": 2e-5, "losses": 1e-3}
 TIMES = 5  # what an engine rounds differently may move it further than a unit in the last place does
 
 
@@ -176,7 +176,6 @@ def assert_engine_is_eager(method, engine, record_property, **settings):
         assert found[name] < max(floor, TIMES * natural[name]), name
     assert found["median gradient"] < max(1e-3, TIMES * natural["median gradient"])
     assert found["weights"] < 1e-3
-    assert found["losses"] < 1e-3
     assert found["drift"] < max(1e-3, TIMES * natural["drift"])
 
 

@@ -141,8 +141,8 @@ def _compile(step: Step) -> Step:
     # By default the compiler times several ways to add up numbers and keeps the fastest of that day: a resumed run
     # would add up in another order, and end in other bits. What adds up nothing it would time too, for seconds.
     options: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False}
-    # On a CPU the compiler's own random numbers take longer than PyTorch's, and are not those that eager would draw.
-    options["fallback_random"] = step.device.type == "cpu"
+    if step.device.type == "cpu":  # the compiler's own random numbers take longer there, and are not eager's
+        options["fallback_random"] = True
     return replace(
         step,
         forward=torch.compile(step.forward, fullgraph=True, dynamic=False, options=options),
