@@ -4,6 +4,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+PARTIAL = ".partial"  # how the name of a file ends that a process was killed over
+
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Writes beside, through to the disk, then renames; of a write that fails nothing is left.
@@ -14,7 +16,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     ...     sorted(os.listdir(folder))
     ['a']
     """
-    beside = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    beside = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
     try:
         with beside.open("wb") as file:
             file.write(content)

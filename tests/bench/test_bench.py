@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from itertools import product
 from pathlib import Path
 
@@ -116,8 +117,52 @@ def test_figures_of_another_source_or_machine_are_not_mixed_in(part, key, value,
     assert stopped.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("method", "nonsense"),
+        ("method", [1]),
+        ("precision", "int4"),
+        ("dataset", "nonsense"),
+        ("ms_per_step", "fast"),
+        ("rounds_ms", [0, 1]),
+        ("run_steps", None),
+    ],
+)
+def test_rows_that_no_bench_wrote_are_refused_before_anything_is_measured(key, value, stopped, monkeypatch, capsys):
+    changed(stopped, "rows", 0, json.loads(stopped.read_text())["rows"][0] | {key: value, "warm_up_s": 0.5})
+    before = stopped.read_bytes()
+    monkeypatch.setattr(Bench, "measure", None)
+    assert call(monkeypatch, "--resume", stopped) == 2
+    assert "holds no results of this version" in capsys.readouterr().err
+    assert stopped.read_bytes() == before
+
+
+def test_a_bench_stopped_when_all_was_measured_is_complete_without_another_step(stopped, monkeypatch):
+    assert not call(monkeypatch, "--resume", stopped)
+    found = json.loads(stopped.read_text())
+    stopped.write_text(json.dumps(found | {"complete": False}))
+    monkeypatch.setattr(Bench, "measure", None)
+    assert not call(monkeypatch, "--resume", stopped)
+    assert json.loads(stopped.read_text())["complete"]
+
+
+def test_where_no_engine_that_was_asked_for_works_there_is_no_plot(small, monkeypatch, capsys, tmp_path):
+    def fails(step):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setitem(engines.ENGINES, "compiled", fails)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", engines.SlowerEngine)
+        assert not call(monkeypatch, "--engines", "compiled", "--methods", "pi+sntg", "--steps", "1", "--device", "cpu")
+    assert "eager instead of compiled" in capsys.readouterr().out
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
 def written(provenance, **parts):
-    return json.dumps({"provenance": provenance, "hardware": {}, "matrix_product": {}, "rows": [], **parts})
+    provenance = {"date": "2026-11-17", **provenance}
+    found = {"provenance": provenance, "hardware": {"device": "cpu"}, "matrix_product": {}, "rows": []}
+    return json.dumps(found | {"overheads": [], "complete": False} | parts)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +178,10 @@ def written(provenance, **parts):
         (written({"command": "sntg train two-moons"}), "holds no results"),
         (written({"command": "sntg bench --device cpu"}, hardware=None), "holds no results"),
         (written({"command": "sntg bench --device cpu"}, matrix_product=[1]), "holds no results"),
+        (written({"command": "sntg bench --device cpu"}, matrix_product={"float32": "x"}), "holds no results"),
+        (written({"command": "sntg bench --device cpu"}, overheads=None), "holds no results"),
+        (written({"command": "sntg bench --device cpu"}, overheads=[{"a": 1}]), "holds no results"),
+        (written({"command": "sntg bench --device cpu"}, complete="no"), "holds no results"),
         (written({"command": "sntg bench --device cpu"}), "begin a new one"),
         (written({"command": "sntg bench --device cpu"}, complete=True), "nothing left"),
     ],

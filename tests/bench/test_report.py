@@ -105,7 +105,7 @@ def test_the_plot_has_no_bar_for_what_did_not_run():
 
 
 def test_the_plot_is_a_png(tmp_path):
-    draw_bench([EAGER, GRAPH, replace(EAGER, precision="tf32")], "a machine", tmp_path / "a.png")
+    draw_bench(panels([EAGER, GRAPH, replace(EAGER, precision="tf32")]), "a machine", tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 

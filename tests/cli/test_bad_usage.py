@@ -118,6 +118,7 @@ def test_bad_seeds(cli, tmp_path, seed):
         (["models", "--input", "99999999x32x32"], ["--input 99999999x32x32"]),
         (["models", "--normalisation", "bach"], ["'batch'"]),
         (["resume", "nowhere"], ["'nowhere'", "config.json"]),
+        (["resume", "n" * 300], ["cannot be read", "File name too long"]),
     ],
     ids=lambda value: " ".join(value) if "train" in value or len(value) > 1 else None,
 )

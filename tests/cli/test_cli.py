@@ -41,6 +41,14 @@ def python_m_sntg(*arguments, **options):
 # --- the command itself ----------------------------------------------------------------------------------------------
 
 
+def test_a_name_that_the_terminal_has_no_letters_for_is_printed_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = python_m_sntg("split", "two-moons", "--labels", 12, "--out", "é.txt", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "\\xe9.txt" in done.stdout
+    assert files(tmp_path) == ["é.txt"]
+
+
 def test_python_m_sntg_trains_into_a_folder(tmp_path):
     done = python_m_sntg(*train("RUN", *QUICK, "--seed", 4, "--device", "cpu"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr

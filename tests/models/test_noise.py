@@ -32,6 +32,17 @@ def test_dropout_zeroes_its_share_and_scales_up_the_rest(rate):
     assert kept.float().mean().item() == pytest.approx(1 - rate, abs=0.005)
 
 
+def test_on_a_cpu_the_same_entries_are_dropped_however_they_lie_in_memory():
+    """Compiled code may lay a tensor out in another way than eager code, and draws the same numbers."""
+    x = torch.ones(4, 3, 8, 8)
+    masks = []
+    for laid_out in (x, x.to(memory_format=torch.channels_last), x.transpose(0, 1).contiguous().transpose(0, 1)):
+        torch.manual_seed(0)
+        masks.append(N.Dropout(0.5)(laid_out))
+    assert torch.equal(masks[0], masks[1])
+    assert torch.equal(masks[0], masks[2])
+
+
 def test_dropout_drops_entries_independently():
     torch.manual_seed(0)
     kept = (N.Dropout(0.5)(torch.ones(4, 5, 2000)) != 0).flatten(0, 1).double()

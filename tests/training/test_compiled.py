@@ -150,9 +150,10 @@ IMAGES |= {"noise": 0.0, "dropout": 0.0, "translate": 0, "flip": False}
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["pi+sntg", "vat+ent+sntg"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_compiled_steps_on_images_are_eager_steps(method, precision):
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_compiled_steps_on_images_are_eager_steps(method, precision, dropout):
     """One step at a time from a common state: a convolutional net at full rate takes a rounding error far."""
-    settings = IMAGES | {"batch": 40, "labelled_batch": 8, "precision": precision}
+    settings = IMAGES | {"batch": 40, "labelled_batch": 8, "precision": precision, "dropout": dropout}
     config = resolve("digits", 20, method, engine="eager", **settings)
     with own_randomness(config):
         compiled, eager = Stack([replace(config, engine="compiled")]), Stack([config])

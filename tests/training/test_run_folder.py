@@ -89,6 +89,13 @@ def test_an_empty_folder_may_be_used_and_one_that_was_locked_only(tmp_path):
     assert (tmp_path / "config.json").exists()
 
 
+def test_a_folder_in_which_a_process_was_killed_over_its_first_file_may_be_used(tmp_path):
+    for name in ("split.txt", "config.json"):
+        (tmp_path / f"{name}.4711.partial").write_text("the beginn")
+    started(tmp_path)
+    assert not list(tmp_path.glob("*.partial"))
+
+
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".hidden").touch()

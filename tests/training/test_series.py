@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from sntg.errors import DivergenceError, UsageError
 from sntg.training import RunFolder, final_errors, load, read_seeds, resolve, resume, resume_series, run, run_series
+from sntg.training.checkpoints import write_checkpoint
 from sntg.training.run import ONE_PASS
 from sntg.training.run_folder import SERIES
 
@@ -119,6 +122,36 @@ def test_a_series_stopped_while_its_folders_were_made_begins_anew(tmp_path, monk
         run_series([moons(0), moons(1)], tmp_path)
     monkeypatch.undo()
     assert len(resume_series(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("steps", [5, 12])
+def test_a_series_that_has_lost_a_folder_keeps_what_is_left(tmp_path, steps):
+    """Seeds that go through in one pass cannot do without one of them; nothing is deleted to begin anew."""
+    cut = tmp_path / "series"
+    with suppress(Interrupted):
+        configs = [replace(moons(seed), checkpoint_seconds=0.0) for seed in (0, 1)]
+        run_series(configs, cut, on_step=interrupt_after(steps))
+    shutil.rmtree(cut / "seed-1")
+    before = {path: path.stat().st_mtime_ns for path in cut.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(UsageError, match=r"seed-1' has no config\.json, though its training had begun: put the file"):
+        resume_series(cut)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_seed_that_comes_after_others_and_has_lost_its_folder_is_trained_again(tmp_path):
+    run_series([digits(0), digits(1)], tmp_path)
+    expected = contents(tmp_path / "seed-1")
+    shutil.rmtree(tmp_path / "seed-1")
+    resume_series(tmp_path)
+    assert same(contents(tmp_path / "seed-1"), expected)
+
+
+def test_checkpoints_that_a_kill_at_the_very_end_left_are_removed(tmp_path):
+    run_series([moons(0), moons(1)], tmp_path)
+    write_checkpoint(tmp_path, 12, {}, {})
+    with pytest.raises(UsageError, match="is finished"):
+        resume_series(tmp_path)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_seeds_that_are_done_are_left_alone(tmp_path):

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from sntg.bench.cases import METHODS, Case, Group, chosen, narrowed, plan
 from sntg.bench.measure import Bench, Row, overheads
-from sntg.bench.plot import draw_bench
+from sntg.bench.plot import draw_bench, panels
 from sntg.bench.provenance import hardware, made_by
-from sntg.bench.report import Results, new_path, print_results
+from sntg.bench.report import Results, new_path, print_results, remarks, tables
 from sntg.errors import UsageError
 from sntg.models import PRECISIONS
 from sntg.terminal import progress_bar
@@ -87,23 +87,26 @@ def run_bench(choice: Choice, out: Path | None = None) -> None:
 
 def resume_bench(path: Path) -> None:
     """Measures what is missing in the results of a bench that was stopped, and adds it to them."""
-    choice, results = _earlier(path)
+    choice, results, measured = _earlier(path)
     groups = choice.groups
     if results.complete:
         raise UsageError(f"{path} is complete: there is nothing left to measure")
     check_writable(path.parent)
     results.go_on(made_by(choice.command), hardware(choice.device))
-    measured = {Case(row.dataset, row.method, row.asked, row.precision) for row in results.rows}
     _run(choice, [group for group in groups if not measured.issuperset(group)], results, path)
 
 
-def _earlier(path: Path) -> tuple[Choice, Results]:
+def _earlier(path: Path) -> tuple[Choice, Results, set[Case]]:
+    """What a file's bench was to measure, what it has found, and of which cases."""
     try:
         results = Results.read(path)
-        return Choice.of(results.provenance["command"]), results
+        for use in (tables, remarks, _title, lambda found: panels(found.rows)):
+            use(results)  # what cannot be shown now would fail when all the rest is measured
+        measured = {Case(row.dataset, row.method, row.asked, row.precision) for row in results.rows}
+        return Choice.of(results.provenance["command"]), results, measured
     except OSError as e:
         raise UsageError(f"{path} cannot be read: {e.strerror}") from None
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+    except (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
         raise UsageError(f"{path} holds no results of this version's `sntg bench`") from None
 
 
@@ -119,8 +122,9 @@ def _run(choice: Choice, groups: list[Group], results: Results, path: Path) -> N
         print(f"sntg: stopped{hint}", file=sys.stderr)
     if any(row.ms_per_step for row in results.rows):
         print_results(results)
-        draw_bench(results.rows, _title(results), path.with_suffix(".png"))
-        print(f"results: {path} and {path.with_suffix('.png').name}")
+        plot = path.with_suffix(".png")
+        drawn = draw_bench(panels(results.rows), _title(results), plot)
+        print(f"results: {path}{f' and {plot.name}' if drawn else ''}")
     if code:
         sys.exit(code)
 
@@ -136,12 +140,13 @@ def _measure_with_bar(groups: list[Group], bench: Bench, results: Results, path:
             results.rows += rows
             results.overheads += overheads(rows)
             results.matrix_product = bench.rates
-            results.complete = group is groups[-1]
             results.write(path)
             bar.advance(task, len(group))
             if not console.is_terminal:
                 for row in rows:
                     console.print(_line(row), highlight=False, markup=False, soft_wrap=True)
+    results.complete = True
+    results.write(path)
 
 
 def _line(row: Row) -> str:

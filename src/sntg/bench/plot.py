@@ -25,9 +25,10 @@ class Panel:
     bars: dict[str, dict[str, float]]
 
 
-def draw_bench(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draws the rows that have figures into a PNG file."""
-    found = panels(rows)
+def draw_bench(found: Sequence[Panel], title: str, path: Path) -> bool:
+    """Draws the panels into a PNG file; False where there are none, as when no engine that was asked for works."""
+    if not found:
+        return False
     tallest = max(len(panel.bars) for panel in found)
     figure = new_figure(5.6 * len(found), 1.4 + 0.75 * tallest)
     for axes, panel in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
@@ -39,6 +40,7 @@ def draw_bench(rows: Sequence[Row], title: str, path: Path) -> None:
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), frameon=False)
     figure.suptitle(title)
     save(figure, path)
+    return True
 
 
 def panels(rows: Sequence[Row]) -> list[Panel]:

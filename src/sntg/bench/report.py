@@ -42,6 +42,8 @@ class Results:
         found = json.loads(path.read_text())
         if not all(isinstance(found[part], dict) for part in ("provenance", "hardware", "matrix_product")):
             raise TypeError
+        if not (isinstance(found["complete"], bool) and isinstance(found["provenance"]["command"], str)):
+            raise TypeError
         return cls(**found | {"rows": [Row(**row) for row in found["rows"]]})
 
     def go_on(self, provenance: dict[str, str], hardware: Hardware) -> None:
@@ -78,23 +80,38 @@ def order(row: Row) -> tuple[int, int, int]:
 
 
 def print_results(results: Results) -> None:
-    """Prints two tables a dataset, then the matrix products, the graph term's overhead, and what `auto` is worth."""
+    """Prints the tables, and what there is to say of them."""
+    for title, rows in tables(results).items():
+        print_table(rows, title=title)
+    for line in remarks(results):
+        print(line)
+
+
+def tables(results: Results) -> dict[str, list[Cells]]:
+    """Two tables a dataset, by their titles."""
+    found = {}
     measured = sorted((row for row in results.rows if not row.failed), key=order)
     for dataset in dict.fromkeys(row.dataset for row in measured):
         mine = [row for row in measured if row.dataset == dataset]
         what = f"{mine[0].model} on {dataset}{' (random inputs)' if mine[0].random else ''}"
-        print_table(aligned([speed(row) for row in mine]), title=f"A step of {what}")
-        print_table(aligned([around(row) for row in mine]), title=f"What is around it, {what}")
-    print("* is what auto means on this device")
-    for precision, rate in results.matrix_product.items():
-        print(f"a large matrix product in {precision}: {rate:.3g} TFLOP/s")
+        found[f"A step of {what}"] = aligned([speed(row) for row in mine])
+        found[f"What is around it, {what}"] = aligned([around(row) for row in mine])
+    return found
+
+
+def remarks(results: Results) -> list[str]:
+    """The matrix products, the graph term's overhead, what `auto` is worth, and what went wrong.
+
+    >>> remarks(Results({}, {}, {"float32": 51.12}))
+    ['* is what auto means on this device', 'a large matrix product in float32: 51.1 TFLOP/s']
+    """
+    measured = sorted((row for row in results.rows if not row.failed), key=order)
+    lines = ["* is what auto means on this device"]
+    lines += [f"a large matrix product in {name}: {rate:.3g} TFLOP/s" for name, rate in results.matrix_product.items()]
     for found in results.overheads:
-        how = f"{found['engine']}, {found['precision']}"
-        print(
-            f"{found['method']} on {found['dataset']} with +sntg: {found['ratio']:.3f} times the step without ({how})"
-        )
-    for line in (*verdicts(measured), *failures(results.rows), *disturbances(measured)):
-        print(line)
+        what = f"{found['method']} on {found['dataset']} with +sntg: {found['ratio']:.3f} times the step without"
+        lines.append(f"{what} ({found['engine']}, {found['precision']})")
+    return [*lines, *verdicts(measured), *failures(results.rows), *disturbances(measured)]
 
 
 def speed(row: Row) -> Cells:

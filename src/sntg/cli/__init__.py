@@ -3,6 +3,7 @@
 import sys
 import warnings
 from concurrent.futures.process import BrokenProcessPool
+from io import TextIOWrapper
 from typing import TextIO
 
 import torch
@@ -21,6 +22,8 @@ def main() -> None:
     Exit codes: 0 done, 1 a run that failed, 2 bad usage, 130 stopped by Ctrl-C, 143 by SIGTERM.
     """
     warnings.showwarning = _show_warning
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may have what a terminal has no letters for
     try:
         app()
     except UsageError as e:

@@ -152,7 +152,9 @@ def bench(
     methods: Annotated[str, typer.Option(help="Only these methods, separated by commas: pi,pi+sntg.")] = "",
     engines: Annotated[str, typer.Option(help="Only these engines: eager, compiled, graph.")] = "",
     precisions: Annotated[str, typer.Option(help="Only these precisions: float32, tf32, bfloat16, float16.")] = "",
-    steps: Annotated[int | None, typer.Option(help="Steps to measure a case for; by default about a second.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps to measure a case for, in nine blocks; by default a second's.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="A folder for the results; by default benchmarks/results if there is one, else this."),

@@ -23,6 +23,7 @@ from sntg.training import (
     Trained,
     config_to_resume,
     final_errors,
+    is_series,
     read_series,
     resume,
     resume_series,
@@ -108,7 +109,7 @@ def resume_with_progress(out: Path, data: str) -> None:
             return resume_series(out, data, display.on_epoch, display.on_step, warn)
         return [resume(out, data, lambda record: display.on_epoch([record]), display.on_step, warn)]
 
-    series = (out / SERIES).exists()
+    series = is_series(out)
     configs = read_series(out) if series else [config_to_resume(RunFolder(out), data)]
     _show(configs, out, work, seeds_done(out) if series else 0)
 

@@ -8,7 +8,15 @@ from sntg.training.recipes import recipe, resolve
 from sntg.training.run import config_to_resume, resume, run
 from sntg.training.run_folder import SERIES, RunFolder, load
 from sntg.training.schedules import Schedule, ramp_down, ramp_up
-from sntg.training.series import final_errors, read_seeds, read_series, resume_series, run_series, seeds_done
+from sntg.training.series import (
+    final_errors,
+    is_series,
+    read_seeds,
+    read_series,
+    resume_series,
+    run_series,
+    seeds_done,
+)
 from sntg.training.stopping import Stopped
 from sntg.training.workers import train_all
 
@@ -17,6 +25,7 @@ __all__ += ["Trained"]
 __all__ += ["config_to_resume", "load", "load_inputs", "ramp_down", "ramp_up", "read_setting", "recipe", "resolve"]
 __all__ += [
     "final_errors",
+    "is_series",
     "read_seeds",
     "read_series",
     "resume",

@@ -98,6 +98,11 @@ def drop_after(run: Path, step: int) -> None:
         shutil.rmtree(unfinished)
 
 
+def has_checkpoints(run: Path) -> bool:
+    """Whether a run has any, whole or not."""
+    return bool(_written(run))
+
+
 def remove_checkpoints(run: Path) -> None:
     """Removes them all: the run is done."""
     shutil.rmtree(run / FOLDER, ignore_errors=True)

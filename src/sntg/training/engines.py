@@ -218,7 +218,13 @@ def _compiler_settings() -> Iterator[None]:
 
 
 def _reason(e: Exception) -> str:
-    """What went wrong, in a line: a compiler's message has it in the last line that names an error."""
+    """What went wrong, in a line: PyTorch's message has it in the last line that names an error.
+
+    >>> _reason(RuntimeError("CppCompileError: C++ compile error\\nOutput:\\nx.cpp:1: fatal error: no y.h"))
+    'CppCompileError: C++ compile error (x.cpp:1: fatal error: no y.h)'
+    """
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Warning)\b.*:", line)]
-    return (named or lines or [""])[-1 if named else 0] or type(e).__name__
+    said = next((line for line in lines if re.search(r"\berror: ", line)), "")  # by the C++ compiler
+    reason = (named or lines or [""])[-1 if named else 0] or type(e).__name__
+    return f"{reason} ({said})" if said and said not in reason else reason

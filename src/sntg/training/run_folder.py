@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from sntg.data import Split, entry, write_rows, write_split
 from sntg.errors import DivergenceError, UsageError
-from sntg.files import write_bytes, write_text
+from sntg.files import PARTIAL, write_bytes, write_text
 from sntg.models import Classifier, build
 from sntg.training.config import Config, config_from
 
@@ -65,6 +65,8 @@ class RunFolder:
     def start(self, config: Config, split: Split) -> None:
         """Writes the settings and the split of a new run."""
         check_free(self.path)
+        for partial in self.path.glob(f"*{PARTIAL}"):
+            partial.unlink()
         about = f"{config.dataset}, {config.labels} labels, seed {config.seed}"
         chosen = f"listed in {config.split_file!r}" if config.split_file else config.split
         try:
@@ -107,6 +109,11 @@ class RunFolder:
         save_tensors({"features": features.half(), "classes": classes}, self.path / FEATURES)
 
     @property
+    def begun(self) -> bool:
+        """Whether an epoch of training is in it."""
+        return (self.path / METRICS).exists() or (self.path / WEIGHTS).exists()
+
+    @property
     def finished(self) -> bool:
         """Whether the run came to its end: the figures are drawn last."""
         return (self.path / "figures" / "curves.png").exists() and (self.path / WEIGHTS).exists()
@@ -115,7 +122,7 @@ class RunFolder:
 def check_free(path: Path) -> None:
     """Refuses an output folder that holds something already or that cannot be written to."""
     try:
-        if path.is_dir() and any(p.name not in BEFORE_CONFIG for p in path.iterdir()):
+        if path.is_dir() and any(p.name not in BEFORE_CONFIG and p.suffix != PARTIAL for p in path.iterdir()):
             raise UsageError(f"the output folder {str(path)!r} is not empty: choose a new one")
     except OSError as e:
         raise UsageError(f"the output folder {str(path)!r} cannot be read: {e.strerror}") from None

@@ -19,6 +19,7 @@ import torch
 from sntg.errors import DivergenceError, UsageError
 from sntg.files import write_text
 from sntg.models import CONVOLUTIONAL
+from sntg.training.checkpoints import has_checkpoints, remove_checkpoints
 from sntg.training.config import Config, config_from
 from sntg.training.inputs import load_inputs
 from sntg.training.lanes import Lane, take_turns
@@ -95,6 +96,7 @@ def resume_series(
     with home.locked():
         configs = [replace(c, data=data or c.data) for c in read_series(home.path)]
         if all(_folder(home.path, c).finished for c in configs):
+            remove_checkpoints(home.path)  # a process killed at the very end may have left them
             raise UsageError(f"the series {str(home.path)!r} is finished: there is nothing to resume")
         return _train(configs, home.path, data, on_epoch, on_step, on_damage)
 
@@ -160,10 +162,11 @@ def _steps(
     folders = [_folder(series, config) for config in configs]
     in_one_pass = configs[0].model in ONE_PASS
     home = series if in_one_pass else folders[0].path
-    begun = [folder.path / CONFIG for folder in folders]
-    if not all(config.exists() for config in begun):
-        for config in begun:  # it was stopped while the folders were made
-            config.unlink(missing_ok=True)
+    without = [folder for folder in folders if not (folder.path / CONFIG).exists()]
+    if without:  # it was stopped while the folders were made
+        _check_untrained(folders, home, without[0])
+        for folder in folders:
+            (folder.path / CONFIG).unlink(missing_ok=True)
         return (yield from begin(configs, folders, home, on_epoch, on_step, lambda: nullcontext(check_stop), load))
     with ExitStack() as locks:
         for folder in folders:
@@ -171,6 +174,25 @@ def _steps(
         configs = [config_to_resume(folder, data, in_one_pass) for folder in folders]
         steps = go_on(configs, folders, home, on_epoch, on_step, on_damage, lambda: nullcontext(check_stop), load)
         return (yield from steps)
+
+
+def _check_untrained(folders: Sequence[RunFolder], home: Path, without: RunFolder) -> None:
+    """Refuses to begin anew where there is something to lose."""
+    if has_checkpoints(home) or any(folder.begun for folder in folders):
+        lost = f"{str(without.path)!r} has no {CONFIG}, though its training had begun"
+        raise UsageError(f"{lost}: put the file back, or train that seed into a new folder")
+
+
+def is_series(path: Path) -> bool:
+    """Whether a folder is that of a series.
+
+    >>> is_series(Path("nowhere"))
+    False
+    """
+    try:
+        return (path / SERIES).exists()
+    except OSError as e:
+        raise UsageError(f"{str(path)!r} cannot be read: {e.strerror}") from None
 
 
 def read_series(path: Path) -> list[Config]:
