@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-PARTIAL = ".partial"  # how the name of a file ends that a process was killed over
+PARTIAL = ".partial"  # the end of a name while the file is being written; it stays if the process is killed then
 
 
 def write_bytes(path: Path, content: bytes) -> None:

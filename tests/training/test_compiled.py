@@ -142,7 +142,7 @@ def test_runs_of_a_compiled_stack_train_as_they_do_eagerly():
     assert (ends[1] - ends[0]).norm() < 1e-5 * ends[0].norm()
 
 
-# All terms at full weight and rate, and nothing drawn but batches and VAT's start.
+# All terms at full weight and rate, and nothing drawn but batches, VAT's start and what a test asks for.
 IMAGES = {"ramp_up": 0, "ramp_down": 0, "skip_first": False, "epochs": 3, "epoch_steps": 8, "batch": 20}
 IMAGES |= {"noise": 0.0, "dropout": 0.0, "translate": 0, "flip": False}
 

@@ -175,8 +175,9 @@ def assert_engine_is_eager(method, engine, record_property, **settings):
     for name, floor in FLOORS.items():
         assert found[name] < max(floor, TIMES * natural[name]), name
     assert found["median gradient"] < max(1e-3, TIMES * natural["median gradient"])
+    assert found["gradient"] < 0.5
     assert found["weights"] < 1e-3
-    assert found["drift"] < max(1e-3, TIMES * natural["drift"])
+    assert found["drift"] < max(1e-3, 1.5 * natural["drift"])  # weights that have nothing in common are 1.4 apart
 
 
 @pytest.mark.parametrize("method", ["pi+ent+sntg", "vat"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from sntg.training.leftovers import MARKS, compiling
+from sntg.training.leftovers import MARKS, compiling, sweep
 
 HOUR = 3600 * 10**9
 NAMES = ("ab/x.main.so", "ab/x.o", "ab/x.main.cpp", "precompiled_headers/y.h.gch", "precompiled_headers/y.h")
@@ -40,10 +40,14 @@ def write(caches, age):
 
 def mark_of_another(cache, age):
     marks = cache / MARKS
-    marks.mkdir(parents=True)
+    marks.mkdir(parents=True, exist_ok=True)
     mark = marks / f"{time.time_ns() - age}-1"
     mark.touch()
     return mark
+
+
+def lock_of(mark):
+    return FileLock(f"{mark}.lock")
 
 
 def existing(files):
@@ -69,15 +73,49 @@ def test_what_was_whole_before_it_began_is_kept(caches):
 def test_a_process_that_still_compiles_is_left_alone(caches):
     files = write(caches, age=HOUR)
     mark = mark_of_another(caches[0], age=2 * HOUR)
-    with FileLock(mark), compiling():
+    with lock_of(mark), compiling():
         assert existing(files) == files
         assert mark.exists()
+
+
+def test_what_may_be_of_one_that_still_compiles_waits_for_the_next_sweep(caches):
+    files = write(caches, age=HOUR)
+    gone, alive = mark_of_another(caches[0], age=3 * HOUR), mark_of_another(caches[0], age=2 * HOUR)
+    with lock_of(alive), compiling():
+        assert existing(files) == files
+        assert gone.exists()
+    alive.unlink()
+    with compiling():
+        assert {file.suffix for file in existing(files)} == {".cpp", ".h"}
+
+
+def test_what_is_older_than_one_that_still_compiles_is_deleted(caches):
+    files = write(caches, age=2 * HOUR)
+    mark_of_another(caches[0], age=3 * HOUR)
+    alive = mark_of_another(caches[0], age=HOUR)
+    with lock_of(alive), compiling():
+        assert {file.suffix for file in existing(files)} == {".cpp", ".h"}
+
+
+def test_what_is_no_mark_or_cannot_be_deleted_keeps_nobody_from_compiling(caches, monkeypatch):
+    (mark_of_another(caches[0], age=2 * HOUR).parent / ".DS_Store").touch()
+    files = write(caches, age=HOUR)
+
+    def refuse(path, missing_ok=False):
+        raise PermissionError(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        sweep(caches[0] / MARKS, set(caches))
+    assert existing(files) == files
+    with compiling():
+        assert {file.suffix for file in existing(files)} == {".cpp", ".h"}
 
 
 def test_a_process_leaves_its_mark_until_it_is_done(caches):
     marks = caches[0] / MARKS
     with compiling():
-        assert len(list(marks.iterdir())) == 1
+        assert sorted(path.suffix for path in marks.iterdir()) == ["", ".lock"]
     assert list(marks.iterdir()) == []
 
 

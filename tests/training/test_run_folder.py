@@ -96,6 +96,15 @@ def test_a_folder_in_which_a_process_was_killed_over_its_first_file_may_be_used(
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.parametrize("name", ["thesis.mp4.partial", "config.json.partial", "split.txt.4711.partial/mine"])
+def test_what_only_looks_like_it_is_somebodys(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    assert "is not empty" in refusal(check_free, tmp_path)
+    assert "is not empty" in refusal(started, tmp_path)
+    assert (tmp_path / name).exists()
+
+
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".hidden").touch()

@@ -133,7 +133,7 @@ def test_a_series_that_has_lost_a_folder_keeps_what_is_left(tmp_path, steps):
         run_series(configs, cut, on_step=interrupt_after(steps))
     shutil.rmtree(cut / "seed-1")
     before = {path: path.stat().st_mtime_ns for path in cut.rglob("*") if path.is_file() and path.name != ".lock"}
-    with pytest.raises(UsageError, match=r"seed-1' has no config\.json, though its training had begun: put the file"):
+    with pytest.raises(UsageError, match=r"seed-1' has no config\.json, though .* put it back, or begin a new series"):
         resume_series(cut)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -146,12 +146,22 @@ def test_a_seed_that_comes_after_others_and_has_lost_its_folder_is_trained_again
     assert same(contents(tmp_path / "seed-1"), expected)
 
 
-def test_checkpoints_that_a_kill_at_the_very_end_left_are_removed(tmp_path):
-    run_series([moons(0), moons(1)], tmp_path)
-    write_checkpoint(tmp_path, 12, {}, {})
+def test_a_seed_that_comes_after_others_and_has_lost_its_settings_is_not_overwritten(tmp_path):
+    run_series([digits(0), digits(1)], tmp_path)
+    (tmp_path / "seed-1/config.json").unlink()
+    (tmp_path / "seed-1/figures/curves.png").unlink()
+    with pytest.raises(UsageError, match=r"seed-1' has no config\.json.*: put it back, or remove the folder"):
+        resume_series(tmp_path)
+    assert (tmp_path / "seed-1/model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("make", "home"), [(moons, "."), (digits, "seed-1")])
+def test_checkpoints_that_a_kill_at_the_very_end_left_are_removed(tmp_path, make, home):
+    run_series([make(0), make(1)], tmp_path)
+    write_checkpoint(tmp_path / home, 12, {}, {})
     with pytest.raises(UsageError, match="is finished"):
         resume_series(tmp_path)
-    assert not (tmp_path / "checkpoints").exists()
+    assert not (tmp_path / home / "checkpoints").exists()
 
 
 def test_seeds_that_are_done_are_left_alone(tmp_path):

@@ -21,8 +21,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from sntg.errors import UsageError
+from sntg.files import PARTIAL
 
-FOLDER, MANIFEST, PARTIAL = "checkpoints", "manifest.json", ".partial"
+FOLDER, MANIFEST = "checkpoints", "manifest.json"
 MAX_FILE = 15 * 2**20
 PIECE = 7 * 2**20  # bytes of one piece of a tensor: two fit into a file beside their names
 FORMAT = 2

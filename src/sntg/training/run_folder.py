@@ -13,6 +13,7 @@ A file appears under its name only when it is whole: it is written beside and re
 """
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,11 +66,11 @@ class RunFolder:
     def start(self, config: Config, split: Split) -> None:
         """Writes the settings and the split of a new run."""
         check_free(self.path)
-        for partial in self.path.glob(f"*{PARTIAL}"):
-            partial.unlink()
         about = f"{config.dataset}, {config.labels} labels, seed {config.seed}"
         chosen = f"listed in {config.split_file!r}" if config.split_file else config.split
         try:
+            for partial in filter(_is_partial, self.path.iterdir()):
+                partial.unlink()
             write_split(self.path / SPLIT, split, f"{about}, {chosen}")
             if len(split.validation):
                 write_rows(self.path / VALIDATION, split.validation, f"{about}: training points held out")
@@ -110,7 +111,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether an epoch of training is in it."""
+        """Whether training has written into it."""
         return (self.path / METRICS).exists() or (self.path / WEIGHTS).exists()
 
     @property
@@ -122,11 +123,17 @@ class RunFolder:
 def check_free(path: Path) -> None:
     """Refuses an output folder that holds something already or that cannot be written to."""
     try:
-        if path.is_dir() and any(p.name not in BEFORE_CONFIG and p.suffix != PARTIAL for p in path.iterdir()):
+        if path.is_dir() and any(p.name not in BEFORE_CONFIG and not _is_partial(p) for p in path.iterdir()):
             raise UsageError(f"the output folder {str(path)!r} is not empty: choose a new one")
     except OSError as e:
         raise UsageError(f"the output folder {str(path)!r} cannot be read: {e.strerror}") from None
     check_writable(path)
+
+
+def _is_partial(path: Path) -> bool:
+    """Whether a run killed over one of its first files has left that."""
+    firsts = "|".join(map(re.escape, (*BEFORE_CONFIG, CONFIG, SERIES)))
+    return re.fullmatch(rf"({firsts})\.\d+{re.escape(PARTIAL)}", path.name) is not None and path.is_file()
 
 
 def check_writable(path: Path) -> None:

@@ -96,7 +96,8 @@ def resume_series(
     with home.locked():
         configs = [replace(c, data=data or c.data) for c in read_series(home.path)]
         if all(_folder(home.path, c).finished for c in configs):
-            remove_checkpoints(home.path)  # a process killed at the very end may have left them
+            for path in (home.path, *(_folder(home.path, c).path for c in configs)):
+                remove_checkpoints(path)  # a process killed at the very end may have left them
             raise UsageError(f"the series {str(home.path)!r} is finished: there is nothing to resume")
         return _train(configs, home.path, data, on_epoch, on_step, on_damage)
 
@@ -179,8 +180,9 @@ def _steps(
 def _check_untrained(folders: Sequence[RunFolder], home: Path, without: RunFolder) -> None:
     """Refuses to begin anew where there is something to lose."""
     if has_checkpoints(home) or any(folder.begun for folder in folders):
-        lost = f"{str(without.path)!r} has no {CONFIG}, though its training had begun"
-        raise UsageError(f"{lost}: put the file back, or train that seed into a new folder")
+        alone = home == without.path
+        cure = "remove the folder: the seed begins anew" if alone else "begin a new series: one pass trains all seeds"
+        raise UsageError(f"{str(without.path)!r} has no {CONFIG}, though training had begun: put it back, or {cure}")
 
 
 def is_series(path: Path) -> bool:
