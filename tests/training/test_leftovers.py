@@ -133,12 +133,12 @@ def test_after_a_kill_in_the_midst_of_compiling_a_run_is_compiled_all_the_same(t
     """The kill hits the compiler too, when it has begun to write a library; what follows of it is cut off."""
     cache = tmp_path / "cache"
     cache.mkdir()
-    environment = os.environ | {"TMPDIR": str(cache)}
+    environment = os.environ | {"TMPDIR": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     command = [sys.executable, "-m", "sntg", "train", "two-moons", "--labels", "12", "--method", "supervised"]
     command += ["--engine", "compiled", "--set", "epochs=1", "--out"]
 
     def begun():
-        return [file for file in cache.glob("torchinductor_*/*/*.main.so") if file.stat().st_size > 100]
+        return [file for file in cache.glob("*/*.main.so") if file.stat().st_size > 100]
 
     with subprocess.Popen([*command, tmp_path / "killed"], env=environment, start_new_session=True) as process:
         while not begun():
