@@ -19,6 +19,12 @@ from sntg.training.run_folder import SERIES
 SEEDS = (3, 1, 4)
 
 
+@pytest.fixture(autouse=True)
+def no_embeddings(monkeypatch):
+    """They take longer than these runs, and have tests of their own."""
+    monkeypatch.setattr(sys.modules["sntg.training.run"], "draw_embeddings", lambda panels, path: path.touch())
+
+
 def moons(seed, **settings):
     return resolve("two-moons", 12, "pi+sntg", seed, **{"epochs": 3, "batch": 1500, **settings})
 
