@@ -32,6 +32,11 @@ class Results:
     overheads: list[dict[str, Any]] = field(default_factory=list)
     complete: bool = False
 
+    @property
+    def measured(self) -> list[Row]:
+        """The rows that have figures, in the order of the tables."""
+        return sorted((row for row in self.rows if not row.failed), key=order)
+
     def write(self, path: Path) -> None:
         """Writes it all as JSON."""
         write_text(path, json.dumps(asdict(self), indent=1) + "\n")
@@ -90,9 +95,8 @@ def print_results(results: Results) -> None:
 def tables(results: Results) -> dict[str, list[Cells]]:
     """Two tables a dataset, by their titles."""
     found = {}
-    measured = sorted((row for row in results.rows if not row.failed), key=order)
-    for dataset in dict.fromkeys(row.dataset for row in measured):
-        mine = [row for row in measured if row.dataset == dataset]
+    for dataset in dict.fromkeys(row.dataset for row in results.measured):
+        mine = [row for row in results.measured if row.dataset == dataset]
         what = f"{mine[0].model} on {dataset}{' (random inputs)' if mine[0].random else ''}"
         found[f"A step of {what}"] = aligned([speed(row) for row in mine])
         found[f"What is around it, {what}"] = aligned([around(row) for row in mine])
@@ -105,13 +109,12 @@ def remarks(results: Results) -> list[str]:
     >>> remarks(Results({}, {}, {"float32": 51.12}))
     ['* is what auto means on this device', 'a large matrix product in float32: 51.1 TFLOP/s']
     """
-    measured = sorted((row for row in results.rows if not row.failed), key=order)
     lines = ["* is what auto means on this device"]
     lines += [f"a large matrix product in {name}: {rate:.3g} TFLOP/s" for name, rate in results.matrix_product.items()]
     for found in results.overheads:
         what = f"{found['method']} on {found['dataset']} with +sntg: {found['ratio']:.3f} times the step without"
         lines.append(f"{what} ({found['engine']}, {found['precision']})")
-    return [*lines, *verdicts(measured), *failures(results.rows), *disturbances(measured)]
+    return [*lines, *verdicts(results.measured), *failures(results.rows), *disturbances(results.measured)]
 
 
 def speed(row: Row) -> Cells:
