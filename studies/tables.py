@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 TITLES = {"two-moons": "two moons", "four-spins": "four spins", "digits": "digits"}
 METHODS = {"supervised": "supervised", "pi": "Pi", "pi-sntg": "Pi+SNTG", "label-spreading": "LabelSpreading"}
-PROTOTYPE = {"0.1": PI_SNTG.prototype, "0.2": 10.81, "0.4": 11.65}  # Pi+SNTG's test error by k
+# Pi+SNTG by k: the prototype's test error, and its cross-entropy on the labelled images where that is known.
+PROTOTYPE = {"0.1": (PI_SNTG.prototype, 0.0014), "0.2": (10.81, None), "0.4": (11.65, None), "1.0": (14.15, 0.019)}
 LABELS = {"two-moons": 12, "four-spins": 12, "digits": 20}
 
 
@@ -77,17 +78,31 @@ def first_epochs_table() -> str:
 def k_table() -> str:
     """What the short schedule says of every k on the images held out, and the full runs of seeds 0 and 1."""
     home = RESULTS / "cifar10"
-    images = [f"{kind}, seed {seed}" for seed in (0, 1) for kind in ("test", "training")]
-    head = ["k", "60 epochs: held out", *(f"300 epochs: {name}" for name in images), "prototype: test"]
+    images = [f"{kind}, seed {seed}" for seed in (0, 1) for kind in ("test", "training", "cross-entropy")]
+    head = ["k", "60 epochs: held out", *(f"300 epochs: {name}" for name in images)]
+    head += ["prototype: test", "prototype: cross-entropy"]
     rows = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    choice = json.loads((home / "pi-sntg-choice-of-k" / "choice.json").read_text())
-    for k, held_out in choice["held_out_errors"].items():
-        name = "pi-sntg-4000" if k == "0.4" else f"pi-sntg-k{k}-4000"  # 0.4 is the recipe's
-        folders = [home / f"{name}-seed-{seed}" for seed in (0, 1)]
-        errors = [read_run(f) if f.exists() else ("", "") for f in folders]
-        cells = [held_out, *(error for run in errors for error in run), PROTOTYPE[k]]
-        rows.append(f"| {k} | " + " | ".join(f"{c:.2f}" if c != "" else "" for c in cells) + " |")
+    held_out = json.loads((home / "pi-sntg-choice-of-k" / "choice.json").read_text())["held_out_errors"]
+    for k, (prototype, cross_entropy) in PROTOTYPE.items():
+        name = "pi-sntg-4000" if k == "0.4" else f"pi-sntg-k{float(k):g}-4000"  # 0.4 is the recipe's
+        cells = ["", k, _cell(held_out.get(k), ".2f")]
+        for folder in (home / f"{name}-seed-{seed}" for seed in (0, 1)):
+            run = read_run(folder) if folder.exists() else None
+            cells += [_cell(error, ".2f") for error in run or (None, None)]
+            cells.append(_cell(last_loss(folder) if run else None, ".2g"))
+        cells += [_cell(prototype, ".2f"), _cell(cross_entropy, ".2g"), ""]
+        rows.append(" | ".join(cells).strip())
     return "\n".join(rows)
+
+
+def last_loss(folder: Path) -> float:
+    """The last epoch's cross-entropy on the labelled images, averaged over whole batches."""
+    loss: float = json.loads((folder / "result.json").read_text())["loss"]["supervised"]
+    return loss
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def put(path: Path, name: str, table: str) -> None:
