@@ -2,7 +2,8 @@
 
 import torch
 
-from sntg.training import resolve
+from sntg.data import CATALOGUE, Dataset, Split
+from sntg.training import Inputs, resolve
 from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
 
@@ -16,9 +17,20 @@ def make_config(method, engine="eager", **settings):
     return resolve("two-moons", 12, method, engine=engine, **(SMALL | apart | settings))
 
 
-def make_stack(*configs):
+def make_stack(*configs, inputs=None):
     with own_randomness(configs[0]):
-        return Stack(configs)
+        return Stack(configs, inputs)
+
+
+def random_inputs(dataset, points, labelled):
+    """Points in the shape of the dataset's and in its classes, of which there is something to learn."""
+    generator, known = torch.Generator().manual_seed(0), CATALOGUE[dataset]
+    y = torch.arange(points) % known.classes
+    prototypes = torch.randn(known.classes, *known.event, generator=generator)
+    x = prototypes[y] + torch.randn(points, *known.event, generator=generator)
+    labels = torch.where(torch.arange(points) < labelled, y, -1)
+    data = Dataset(dataset, x, y, x[:50].clone(), y[:50].clone(), known.classes)
+    return Inputs(data, labels, Split(labels, torch.zeros(0, dtype=torch.long)))
 
 
 def new_state(config):

@@ -14,13 +14,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from engine_runs import random_inputs
 
-from sntg.data import Dataset, Split
 from sntg.models.noise import Dropout, GaussianNoise
 from sntg.training import Stopped, engines, resolve, resume_series, run, run_series
 from sntg.training.adam import Adam
 from sntg.training.engines import SlowerEngine
-from sntg.training.inputs import Inputs
 from sntg.training.lanes import Lane
 from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
@@ -37,14 +36,8 @@ FULL |= {"ramp_up": 0, "ramp_down": 0, "skip_first": False, "graph_start": 0, "g
 STILL = {"noise": 0.0, "dropout": 0.0, "flip": False, "translate": 0}  # nothing is drawn but batches and VAT's start
 
 
-def make_inputs():
-    generator = torch.Generator().manual_seed(0)
-    y = torch.arange(POINTS) % 10
-    prototypes = torch.randn(10, 3, 32, 32, generator=generator)
-    x = prototypes[y] + torch.randn(POINTS, 3, 32, 32, generator=generator)  # there is something to learn
-    labels = torch.where(torch.arange(POINTS) < LABELLED, y, -1)
-    data = Dataset("cifar10", x, y, x[:50].clone(), y[:50].clone(), 10)
-    return Inputs(data, labels, Split(labels, torch.zeros(0, dtype=torch.long)))
+def make_inputs(dataset="cifar10"):
+    return random_inputs(dataset, POINTS, LABELLED)
 
 
 def make_config(method, engine="eager", precision="float32", **settings):
@@ -236,6 +229,27 @@ def test_after_fifty_steps_of_any_method_the_mlp_has_the_same_weights_under_ever
 )
 def test_recorded_training_is_eager_training_in_every_variant(method, settings, same_draws, record_property):
     assert_engine_is_eager(method, ENGINES[-1], record_property, **settings)
+
+
+OTHER_SETS = {"two-moons": 12, "four-spins": 12, "digits": 20}  # and how many of their points have labels
+OTHER_SETS |= {"mnist": 100, "fashion-mnist": 100, "svhn": 500, "cifar100": 10_000}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dataset", OTHER_SETS)
+def test_every_method_is_recorded_on_every_other_dataset(dataset, method):
+    """With the network, normalisation, augmentation and precision of its recipe there; two epochs and an evaluation."""
+    apart = {"labelled_batch": 10} if method.startswith("vat") else {}
+    settings = FULL | apart | {"epochs": 2, "eval_every": 2, "epoch_steps": POINTS // BATCH}
+    config = resolve(dataset, OTHER_SETS[dataset], method, device=DEVICE, engine=ENGINES[-1], **settings)
+    with own_randomness(config):
+        runs = Stack([config], [make_inputs(dataset)])
+        before = runs.optimiser.theta.clone()
+        *_, (last,) = [runs.advance() for _ in range(2 * runs.epoch_steps)]
+    assert runs.configs[0].engine == ENGINES[-1]
+    assert all(0 < loss < float("inf") for loss in last["loss"].values())
+    assert 0 < relative(runs.optimiser.theta - before, before) < 1
 
 
 @pytest.mark.parametrize(

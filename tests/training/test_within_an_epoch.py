@@ -7,12 +7,15 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from engine_runs import make_config, make_stack
+from engine_runs import make_config, make_stack, random_inputs
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sntg.data import CATALOGUE
 from sntg.methods import all_names
 from sntg.training import resolve
 
+DATASETS = {"two-moons": 12, "four-spins": 12, "digits": 20, "mnist": 100, "fashion-mnist": 100}  # and their labels
+DATASETS |= {"svhn": 500, "cifar10": 4000, "cifar100": 10_000}
 ASKING = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
 
 
@@ -59,9 +62,9 @@ def test_a_question_is_noticed(question):
         QUESTIONS[question](torch.tensor([1.0, -1.0, 2.0]))
 
 
-def watch_two_epochs(config):
+def watch_two_epochs(config, inputs=None):
     """All steps but the last of each epoch, which reads the epoch's sums; the second epoch has rows shuffled anew."""
-    runs = make_stack(config)
+    runs = make_stack(config, inputs=inputs)
     for _ in range(2):
         with no_questions():
             assert all(runs.advance() is None for _ in range(runs.epoch_steps - 1))
@@ -76,11 +79,18 @@ def test_the_steps_of_an_epoch_ask_nothing(method):
 
 
 @pytest.mark.parametrize("method", ["pi+ent+sntg", "tempens+sntg", "mt+sntg", "vat+ent+sntg"])
-def test_nor_do_those_of_a_network_for_images(method):
-    apart = {"labelled_batch": 10} if method.startswith("vat") else {}
-    watch_two_epochs(resolve("digits", 20, method, batch=20, epochs=3, epoch_steps=2, **apart))
+@pytest.mark.parametrize(("dataset", "labels"), DATASETS.items())
+def test_nor_do_those_of_any_dataset_by_its_recipe(dataset, labels, method):
+    small = {"batch": 6, "epochs": 3, "epoch_steps": 2, "eval_every": 3, "bn_batches": 0}
+    small |= {"model": "small"} if CATALOGUE[dataset].images else {}
+    small |= {"labelled_batch": 4} if method.startswith("vat") else {}
+    watch_two_epochs(resolve(dataset, labels, method, **small), [random_inputs(dataset, points=24, labelled=12)])
 
 
 @pytest.mark.parametrize("graph", ["soft", "knn"])
 def test_nor_do_other_graphs(graph):
     watch_two_epochs(make_config("pi+sntg", graph=graph, pairs="all"))
+
+
+def test_every_dataset_is_among_them():
+    assert DATASETS.keys() == CATALOGUE.keys()
