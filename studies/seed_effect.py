@@ -230,7 +230,8 @@ def draw(path: Path) -> None:
         axes.axhline(method.paper.mean, color=colour, linestyle="--", linewidth=1)
     axes.axvline(usual.mean, color="#999999", linestyle=":", label=f"mean of {usual.n} sets of labels")
     above = axes.secondary_xaxis("top")
-    above.set_xticks([alone[s] for s in sorted(seeds)], [f"seed {s}" for s in sorted(seeds)], rotation=90)
+    above.set_xticks([alone[s] for s in sorted(seeds)], map(str, sorted(seeds)))
+    above.set_xlabel("seed")
     axes.set_xlabel("error of a plain classifier on the seed's labels alone (%)")
     axes.set_ylabel("test error of the full run (%); dashed: the paper")
     axes.legend(loc="center left")  # framed, or its dots look like runs
