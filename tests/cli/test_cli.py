@@ -300,7 +300,7 @@ def test_a_gpu_is_not_asked_within_an_epoch(monkeypatch):
     monkeypatch.setattr(progress, "GLANCE", 0.0)
     console, config = Console(file=StringIO(), force_terminal=True), resolve("two-moons", 12, "pi")
     log = SimpleNamespace(steps=3, means=lambda: pytest.fail("it was asked"))
-    gpu = SimpleNamespace(configs=[config], steps=9, step=3, log=log, finished=False, device=torch.device("cuda"))
+    gpu = SimpleNamespace(configs=[config], steps=9, step=3, epoch_steps=4, log=log, device=torch.device("cuda"))
     with terminal.progress_bar(console) as bar:
         progress.Display([config], console, bar).on_step(gpu)
         assert bar.tasks[0].completed == 3
@@ -311,7 +311,7 @@ def test_the_bar_of_a_series_is_about_all_its_seeds_whoever_trains():
         Console(file=StringIO(), force_terminal=True),
         [resolve("two-moons", 12, "pi", s) for s in range(4)],
     )
-    still = {"steps": 9, "log": SimpleNamespace(steps=0), "device": torch.device("cpu")}
+    still = {"steps": 9, "epoch_steps": 3, "log": SimpleNamespace(steps=0), "device": torch.device("cpu")}
     stacks = [SimpleNamespace(configs=[config], **still) for config in configs]
     with terminal.progress_bar(console) as bar:
         display = progress.Display(configs, console, bar, done=1)
@@ -326,6 +326,30 @@ def test_the_bar_of_a_series_is_about_all_its_seeds_whoever_trains():
             SimpleNamespace(configs=configs, step=3, **still)
         )  # in one pass
         assert (bar.tasks[1].completed, bar.tasks[1].total) == (3, 9)
+
+
+def test_an_epoch_names_the_seeds_where_not_all_of_a_series_are_at_it():
+    """Two train at once, one behind the other; then the third alone; then all in one pass."""
+    screen, configs = StringIO(), [resolve("two-moons", 12, "pi", seed, epochs=2) for seed in range(3)]
+    still = {"steps": 6, "epoch_steps": 3, "log": SimpleNamespace(steps=0), "device": torch.device("cpu")}
+    console = Console(file=screen)
+    with terminal.progress_bar(console) as bar:
+        display = progress.Display(configs, console, bar)
+        display.unspoken = False
+        for seeds, epoch in (((0, 1), 1), ((0,), 2), ((1,), 2), ((2,), 1), ((0, 1, 2), 2)):
+            stacks = [[configs[s]] for s in seeds] if len(seeds) < 3 else [configs]
+            for stack in stacks:
+                for step in (3 * epoch - 1, 3 * epoch):
+                    display.on_step(SimpleNamespace(configs=stack, step=step, **still))
+            display.on_epoch([{"epoch": epoch, "loss": {"supervised": 0.5}, "error": None} for _ in seeds])
+    lines = [line.strip() for line in screen.getvalue().splitlines() if line.startswith("epoch")]
+    assert lines == [
+        "epoch 1/2  seeds 0, 1  supervised 0.5000",
+        "epoch 2/2  seed 0  supervised 0.5000",
+        "epoch 2/2  seed 1  supervised 0.5000",
+        "epoch 1/2  seed 2  supervised 0.5000",
+        "epoch 2/2  supervised 0.5000",
+    ]
 
 
 def test_a_series_gone_on_with_knows_the_seeds_that_are_done(cli, tmp_path, monkeypatch):

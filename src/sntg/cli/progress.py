@@ -53,6 +53,7 @@ class Display:
         self.unspoken = True  # how the steps are executed is known when the first is taken
         self.runs, self.done = len(configs), done
         self.taken: dict[int, int] = {}  # steps, by the seed: several runs of a series may be under way
+        self.ended: dict[int, list[int]] = {}  # the seeds that have ended an epoch, until its figures come
 
     def say_how(self, config: Config) -> None:
         """Names the engine and the precision that `auto` came to, or that were asked for."""
@@ -64,6 +65,9 @@ class Display:
         if self.unspoken:
             self.say_how(stack.configs[0])
         self.taken[stack.configs[0].seed] = stack.step
+        if stack.step % stack.epoch_steps == 0:
+            seeds = [config.seed for config in stack.configs]
+            self.ended.setdefault(stack.step // stack.epoch_steps, []).extend(seeds)
         before, passes = self.done // len(stack.configs), self.runs // len(stack.configs)
         taken = before * stack.steps + sum(self.taken.values())
         self.bar.update(self.task, completed=taken, total=passes * stack.steps)
@@ -74,10 +78,14 @@ class Display:
             self.looked = now
 
     def on_epoch(self, records: list[Record]) -> None:
-        """Shows an epoch's figures, with the seeds' mean error: on a terminal every epoch's, elsewhere some."""
+        """Shows an epoch's figures, with the seeds' mean error: on a terminal every epoch's, elsewhere some.
+
+        Those of a series come after the step. Where not all of its seeds are at it, it says which.
+        """
         record, epochs = records[0], self.config.epochs
         self.error = _errors(records)
-        line = describe(records)
+        seeds = self.ended.pop(record["epoch"], [])
+        line = (_named(seeds) if 0 < len(seeds) < self.runs else "") + describe(records)
         self.bar.update(self.task, description=line)
         every = max(1, epochs // PLAIN_LINES)
         if not self.console.is_terminal and (record["epoch"] % every == 0 or record["epoch"] == epochs):
@@ -157,6 +165,10 @@ def _hint(out: Path, what: str) -> str:
 def describe(records: list[Record]) -> str:
     """The figures of an epoch in one line: the first run's losses, and the error of all."""
     return _terms(records[0]["loss"]) + _errors(records)
+
+
+def _named(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}  "
 
 
 def _terms(losses: dict[str, float]) -> str:
