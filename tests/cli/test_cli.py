@@ -119,6 +119,9 @@ def test_datasets_says_what_is_on_disk_in_the_folder_named(cli, tmp_path):
     rows = {row["dataset"]: row for row in json.loads(cli("datasets", "--json", "--data", tmp_path)[1])}
     assert rows["svhn"]["on disk"] == "no"
     assert str(tmp_path) in rows["svhn"]["where"]
+    said = cli("datasets", "--data", tmp_path)[1]
+    assert all(f"\n{name}: {row['where']}\n" in said for name, row in rows.items() if row["where"])
+    assert "\ndigits: " not in said
     (columns,) = {tuple(row) for row in rows.values()}
     assert columns == ("dataset", "training", "test", "classes", "on disk", "size on disk", "where", "what")
 

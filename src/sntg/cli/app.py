@@ -10,7 +10,7 @@ import typer
 
 import sntg
 from sntg.bench import Choice, resume_bench, run_bench
-from sntg.cli.data import DataFolder, data_app, dataset_rows
+from sntg.cli.data import DataFolder, data_app, dataset_rows, show_datasets
 from sntg.cli.progress import resume_with_progress, train_with_progress
 from sntg.cli.splits import export_split
 from sntg.cli.tables import model_rows, recipe_rows
@@ -188,7 +188,11 @@ def methods(as_json: Json = False) -> None:
 @app.command()
 def datasets(as_json: Json = False, data: DataFolder = "") -> None:
     """List the datasets, and which of them are on disk."""
-    _show(dataset_rows(data_folder(data)), as_json)
+    rows = dataset_rows(data_folder(data))
+    if as_json:
+        _show(rows, as_json)
+    else:
+        show_datasets(rows)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """`sntg data fetch`, and what `sntg datasets` shows."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from sntg.data.folders import data_folder
 from sntg.data.image_sets import IMAGE_SETS, ImageSet
 from sntg.data.images import find, only_pickled
 from sntg.errors import unknown
+from sntg.terminal import print_table
 
 data_app = typer.Typer(help="Get the datasets.", no_args_is_help=True)
 DataFolder = Annotated[
@@ -55,6 +57,15 @@ def dataset_rows(folder: Path) -> list[dict[str, object]]:
     return built_in + [
         _row(s.name, s.points, s.test_points, s.classes, _on_disk(s, folder), s.line) for s in IMAGE_SETS.values()
     ]
+
+
+def show_datasets(rows: Sequence[Mapping[str, object]]) -> None:
+    """Prints them as a table that fits a terminal: a set's size beside whether it is there, and paths below."""
+    joined = [row | {"on disk": f"{row['on disk']} {row['size on disk']}".strip()} for row in map(dict, rows)]
+    print_table([{key: row[key] for key in row if key not in ("size on disk", "where")} for row in joined])
+    for row in rows:
+        if row["where"]:
+            typer.echo(f"{row['dataset']}: {row['where']}")
 
 
 def _row(
