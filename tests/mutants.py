@@ -164,6 +164,10 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("    undo()\n    return start_engine", "    return start_engine"),
         ("        undo()\n        return name, run", "        return name, run"),
         (" and beside_others.get()", " and False"),  # a seed that waits for memory would be slow for good
+        ("        stop_if_asked()\n", ""),  # a compiler killed by Ctrl-C would make the run eager for good
+    ],
+    ("training/randomness.py", "training/test_randomness.py"): [
+        ('if config.pairs != "half"', "if False"),  # threads would add up as they come
     ],
     ("training/loop.py", "training/test_engines.py"): [
         ('if name == "eager":', "if False:"),  # the kernels may be what failed
@@ -179,6 +183,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("self.on_gpu = self.generator.graphsafe_get_state()", "pass"),  # a recording that failed put another there
         ("self.generator.clone_state()", "self.generator.graphsafe_get_state()"),  # all lanes with one state
         ("                steps.close()", "                pass"),  # folders stay locked
+        ("        gc.collect()", "        pass"),  # every run's data would stay
         ("if stopped or not waiting", "if not waiting"),
         ("beside_others.set(len(training) > 1)", "pass"),
     ],

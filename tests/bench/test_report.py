@@ -1,12 +1,15 @@
 """What a bench tells: the file, the tables, the plot."""
 
 import json
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from sntg.bench import provenance
 from sntg.bench.measure import Row
 from sntg.bench.plot import draw_bench, panels
 from sntg.bench.provenance import hardware, made_by
@@ -122,6 +125,26 @@ def test_without_git_there_is_no_commit(monkeypatch):
     monkeypatch.delenv("COMMIT", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert made_by("sntg bench")["commit"] == ""
+
+
+def git(folder, *command):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", *identity, *command], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.parametrize("known", [False, True])
+def test_the_commit_is_the_sources_own_and_not_that_of_a_repository_it_lies_in(tmp_path, monkeypatch, known):
+    monkeypatch.delenv("COMMIT", raising=False)
+    copy = tmp_path / "lib" / "provenance.py"
+    copy.parent.mkdir()
+    copy.touch()
+    (tmp_path / "theirs").touch()
+    git(tmp_path, "init")
+    git(tmp_path, "add", "." if known else "theirs")
+    git(tmp_path, "commit", "-m", "theirs")
+    monkeypatch.setattr(provenance, "__file__", str(copy))
+    assert bool(made_by("sntg bench")["commit"]) == known
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])

@@ -5,7 +5,9 @@ takes trial steps as it does.
 """
 
 import json
+import os
 import shutil
+import signal
 import sys
 import weakref
 from contextlib import nullcontext
@@ -18,11 +20,12 @@ from engine_runs import SMALL, make_config, make_stack, new_state, same_state
 from sntg.errors import Notice, UsageError
 from sntg.methods import METHODS, all_names
 from sntg.models.convolutions import ConvMap
-from sntg.training import engines, resolve, run, train
+from sntg.training import engines, resolve, resume_series, run, run_series, train
 from sntg.training.config import Config
 from sntg.training.engines import ENGINES, Step, beside_others, best_engine, best_precision, cpp_compiler, start_engine
 from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
+from sntg.training.stopping import Stopped, stop_requests
 
 # --- a step of its own -----------------------------------------------------------------------------------------------
 
@@ -144,6 +147,34 @@ def test_ctrl_c_is_no_reason_to_try_another_engine(put_engine):
     put_engine("compiled", engine_that(fails=KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         start_engine("compiled", Counter().step, undo=lambda: None)
+
+
+def killed_with_its_compiler(number):
+    """Stands for an engine whose compiler dies of a signal that the process only remembers."""
+
+    def engine(step):
+        os.kill(os.getpid(), number)
+        raise RuntimeError("CppCompileError: C++ compile error")
+
+    return engine
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nor_is_a_compiler_that_dies_of_it_while_the_run_remembers(put_engine, recwarn, number):
+    put_engine("compiled", killed_with_its_compiler(number))
+    with stop_requests(), pytest.raises(Stopped):
+        start_engine("compiled", Counter().step, undo=lambda: None)
+    assert not [w for w in recwarn if issubclass(w.category, Notice)]
+
+
+def test_a_series_stopped_so_goes_on_with_its_engine(put_engine, tmp_path):
+    config, real = make_config("pi", engine="compiled", epochs=1), engine_that(takes=2)
+    put_engine("compiled", killed_with_its_compiler(signal.SIGINT))
+    with pytest.raises(Stopped):
+        run_series([config], tmp_path)
+    put_engine("compiled", real)
+    (trained,) = resume_series(tmp_path)
+    assert trained.config.engine == "compiled"
 
 
 def test_what_an_engine_that_failed_has_allocated_is_free_when_the_next_one_begins(put_engine):

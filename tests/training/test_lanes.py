@@ -3,7 +3,9 @@
 What a lane has on a GPU is tested here with a GPU that is none, and with a real one in test_engines_gpu.py.
 """
 
+import gc
 import signal
+import weakref
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -51,6 +53,33 @@ def draws(seed, count, drawn):
 
 
 # --- a lane ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_run_that_has_ended_held_is_free_before_the_next_begins():
+    """Even where it refers to itself, as a run and its step do."""
+
+    class Run: ...
+
+    seen = []
+
+    def job():
+        run = Run()
+        run.step = lambda: run
+        seen.append(weakref.ref(run))
+        yield
+        return []
+
+    def next_job():
+        seen.append(seen[0]())
+        yield
+        return []
+
+    gc.disable()
+    try:
+        take_turns([job, next_job], lanes(1))
+    finally:
+        gc.enable()
+    assert seen[1] is None
 
 
 def test_a_lane_goes_on_where_its_last_turn_ended_and_leaves_the_others_numbers_alone():

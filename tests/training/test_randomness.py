@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sntg.training import resolve
+from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness, sums_in_order
 
 
@@ -39,6 +40,32 @@ def test_kernels_are_repeatable_inside_and_as_they_were_outside_even_after_an_er
     with pytest.raises(ZeroDivisionError), own_randomness(make_config()):
         fail()
     assert (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32) == (False, True, True)
+
+
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
+
+
+def final_weights(config):
+    with own_randomness(config):
+        runs = Stack([config])
+        while not runs.finished:
+            runs.advance()
+    return runs.optimiser.theta
+
+
+@pytest.mark.parametrize("pairs", ["half", "random", "all"])
+def test_a_cpu_of_several_threads_trains_to_the_same_bits_whatever_pairs_share_rows(pairs, two_threads):
+    """Added up as the threads come, sixty steps end in other weights nearly every time."""
+    settings = {"epochs": 1, "ramp_up": 0, "graph_start": 0, "graph_ramp": 0, "k": 0.4, "pairs": pairs}
+    config = make_config(n_pairs=4000 if pairs == "random" else None, **settings)
+    first = final_weights(config)
+    assert all(torch.equal(final_weights(config), first) for _ in range(3))
 
 
 @pytest.mark.parametrize("before", [(False, False), (True, True), (True, False)])

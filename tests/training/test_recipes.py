@@ -290,6 +290,20 @@ def test_an_unknown_dataset_or_method_is_refused():
         resolve("two-moons", 12, "pie")
 
 
+@pytest.mark.parametrize("name", [None, 3, ["pi"]])
+def test_a_name_that_is_no_text_is_refused_as_any_other(name):
+    with pytest.raises(UsageError, match="unknown dataset "):
+        resolve(name, 12, "pi")
+    with pytest.raises(UsageError, match="unknown method "):
+        resolve("two-moons", 12, name)
+
+
+@pytest.mark.parametrize("key", ["epochs", "validation", "label_noise", "augment"])
+def test_a_setting_of_another_type_is_refused_before_anything_is_done_with_it(key):
+    with pytest.raises(UsageError, match=f"{key} = '3' is not of the kind"):
+        resolve("two-moons", 12, "pi", **{key: "3"})
+
+
 def test_a_number_of_labels_that_is_a_word_other_than_all_is_refused():
     with pytest.raises(UsageError, match="labels = 'some' is not of the kind int"):
         resolve("two-moons", "some", "pi")

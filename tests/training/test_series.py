@@ -66,7 +66,7 @@ def test_seeds_are_read_in_the_order_they_are_written(text, seeds):
     assert read_seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["", "a", "3-1", "0-", "-3", "1,,2", "0-3,2", "1.5", "0-2000", "0--2"])
+@pytest.mark.parametrize("text", ["", "a", "3-1", "0-", "-3", "1,,2", "0-3,2", "1.5", "0-2000", "0--2", "0-999,1000"])
 def test_what_are_no_seeds_is_refused_and_repeated(text):
     with pytest.raises(UsageError, match=f"--seeds {text!r}"):
         read_seeds(text)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from sntg.training.stopping import SIGNALS, Stopped, stop_requests
+from sntg.training.stopping import SIGNALS, Stopped, stop_if_asked, stop_requests
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,19 @@ def test_a_signal_waits_until_it_is_asked_about_and_is_named(number):
             check()
     assert done
     assert stopped.value.signal == number
+
+
+def test_who_is_not_handed_the_function_may_ask_all_the_same():
+    with stop_requests():
+        stop_if_asked()
+        send(signal.SIGTERM)
+        with pytest.raises(Stopped):
+            stop_if_asked()
+        with stop_requests():
+            stop_if_asked()  # it was not this run that was asked
+        with pytest.raises(Stopped):
+            stop_if_asked()
+    stop_if_asked()
 
 
 def test_the_request_stays_until_it_is_heard():

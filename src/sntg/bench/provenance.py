@@ -24,9 +24,15 @@ def made_by(command: str) -> dict[str, str]:
     return {
         "date": date.today().isoformat(),
         "command": command,
-        "commit": os.environ.get("COMMIT") or _output("git", "describe", "--always", "--dirty"),
+        "commit": os.environ.get("COMMIT") or _commit(),
         "sntg": sntg.__version__,
     }
+
+
+def _commit() -> str:
+    """The source's; an installed copy may lie in somebody else's repository, which does not know the file."""
+    ours = _output("git", "ls-files", Path(__file__).name)
+    return _output("git", "describe", "--always", "--dirty") if ours else ""
 
 
 Hardware = dict[str, str | int | None]

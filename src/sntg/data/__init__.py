@@ -42,8 +42,8 @@ def entry(name: str) -> Entry:
     >>> entry("digits").classes
     10
     """
-    if name not in CATALOGUE:
-        raise unknown("dataset", name, CATALOGUE)
+    if not isinstance(name, str) or name not in CATALOGUE:
+        raise unknown("dataset", str(name), CATALOGUE)
     return CATALOGUE[name]
 
 

@@ -39,6 +39,8 @@ def parse(name: str) -> MethodName:
     >>> str(parse("sntg"))
     'sntg'
     """
+    if not isinstance(name, str):
+        raise unknown("method", str(name), all_names())
     base, *added = name.strip().lower().split("+")
     if base == "sntg":
         base, added = "supervised", ["sntg", *added]

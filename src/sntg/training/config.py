@@ -157,7 +157,7 @@ CHOICES: dict[str, Any] = {
 
 def check(config: Config) -> None:
     """Raises a UsageError, in one sentence, for the first setting that cannot be."""
-    check_types(config)
+    check_types(vars(config))
     data = entry(config.dataset)
     name = parse(config.method)
     points = data.points - config.validation
@@ -230,11 +230,12 @@ def check_batches(config: Config, points: int, separate: bool) -> None:
     check_pairs(n, config.pairs, config.n_pairs)
 
 
-def check_types(config: Config) -> None:
+def check_types(values: Mapping[str, Any]) -> None:
     """Refuses a value of another type than the setting's; a whole number may stand for a real one."""
     for key, kind in TYPES.items():
-        value = getattr(config, key)
-        kind = tuple if get_origin(kind) is tuple else kind
+        if key not in values:
+            continue
+        value, kind = values[key], tuple if get_origin(kind) is tuple else kind
         right = isinstance(value, kind) or (kind is float and isinstance(value, int))
         if not right or (isinstance(value, bool) and kind is not bool):
             raise UsageError(f"{key} = {value!r} is not of the kind {getattr(kind, '__name__', kind)}")

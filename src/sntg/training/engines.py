@@ -27,6 +27,7 @@ from sntg.errors import Notice
 from sntg.methods import METHODS, parse
 from sntg.models import CONVOLUTIONAL
 from sntg.training.leftovers import compiling
+from sntg.training.stopping import stop_if_asked
 
 Run = Callable[[], None]
 CPU = torch.device("cpu")
@@ -187,6 +188,7 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
     """The engine called `name`, ready to run, or the next slower one that works, with a warning that says why.
 
     Getting ready takes steps; `undo` puts the training back to where it was. Lack of memory is raised `beside_others`.
+    Where it fails after a request to stop, that may be why: Ctrl-C reaches the compilers it has started, too.
 
     >>> loss = torch.ones(1, requires_grad=True).sum()
     >>> step = Step(lambda: None, lambda: (loss, None), lambda: None, lambda notes: None)
@@ -197,6 +199,7 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
         with _compiler_settings() if name != "eager" else nullcontext():  # eager must do where no compiler even loads
             run = ENGINES[name](step)
     except Exception as e:
+        stop_if_asked()
         if name not in SLOWER or (isinstance(e, torch.OutOfMemoryError) and beside_others.get()):
             raise
         reason = _reason(e)

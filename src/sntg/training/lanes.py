@@ -81,8 +81,8 @@ class Lane:
 
     def clear(self) -> None:
         """Gives back the memory of a run that has ended, before another begins."""
+        gc.collect()  # its step refers to it, and it to the step
         if self.stream is not None:
-            gc.collect()  # its recorded step refers to it, and it to the step
             torch.cuda.empty_cache()
 
 

@@ -11,8 +11,8 @@ from sntg.training.config import Config
 
 @contextmanager
 def own_randomness(config: Config) -> Iterator[None]:
-    """Seeds torch's generators for the run and gives the caller's back afterwards. On a GPU it also makes that one the
-    current one, and asks for kernels that give the same bits every time.
+    """Seeds torch's generators for the run and gives the caller's back afterwards; asks for kernels that give the same
+    bits every time; and on a GPU makes that one the current one.
 
     >>> from sntg.training import resolve
     >>> drawn = []
@@ -29,7 +29,7 @@ def own_randomness(config: Config) -> Iterator[None]:
     with (
         torch.cuda.device(device) if on_gpu else nullcontext(),
         torch.random.fork_rng([device] if on_gpu else []),
-        sums_in_order() if on_gpu and config.pairs != "half" else nullcontext(),
+        sums_in_order() if config.pairs != "half" else nullcontext(),
     ):
         torch.manual_seed(config.seed)
         try:
@@ -41,10 +41,10 @@ def own_randomness(config: Config) -> Iterator[None]:
 
 @contextmanager
 def sums_in_order() -> Iterator[None]:
-    """Inside, compiled code adds up in a fixed order what several pairs contribute to the gradient of a row they share.
+    """Inside, what several pairs contribute to the gradient of a row they share is added up in a fixed order.
 
-    Otherwise they are added as they arrive. It makes all indexed writes slower, and pairs that share no row, which are
-    the default, do without.
+    Otherwise the threads of a GPU, or of a CPU, add it as they come. It makes all indexed writes slower, and pairs that
+    share no row, which are the default, do without.
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():

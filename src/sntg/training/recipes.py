@@ -13,7 +13,7 @@ from typing import Any
 from sntg.data import count_rows, entry
 from sntg.errors import UsageError
 from sntg.methods import parse
-from sntg.training.config import LARGEST, Config, config_from
+from sntg.training.config import LARGEST, Config, check_types, config_from
 
 RAMPS = ("ramp_up", "ramp_down", "graph_start", "graph_ramp", "early_epochs")
 PAPER, LAINE, TARVAINEN, MIYATO, OURS = "paper", "Pi/TempEns code", "Mean Teacher code", "VAT code", "ours"
@@ -183,6 +183,7 @@ def resolve(dataset: str, labels: int | str, method: str, seed: int = 0, **setti
     >>> resolve("two-moons", 12, "pi", epochs=3).epochs
     3
     """
+    check_types(settings)
     method = str(parse(method))
     labels = _label_count(dataset, labels, settings)
     training = entry(dataset).points - settings.get("validation", 0)

@@ -50,6 +50,8 @@ def read_seeds(text: str) -> list[int]:
         if not low <= high or high - low >= MOST_SEEDS:
             raise UsageError(f"--seeds {text!r}: {part.strip()} must count up, and over at most {MOST_SEEDS} seeds")
         seeds += range(low, high + 1)
+        if len(seeds) > MOST_SEEDS:
+            raise UsageError(f"--seeds {text[:LONGEST]!r} names more than {MOST_SEEDS} seeds")
     if len(set(seeds)) != len(seeds):
         raise UsageError(f"--seeds {text!r} names a seed twice")
     return seeds

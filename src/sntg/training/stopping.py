@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -16,6 +17,17 @@ class Stopped(Exception):
     def __init__(self, by: signal.Signals) -> None:
         super().__init__(f"stopped by {by.name}")
         self.signal = by
+
+
+_asked: ContextVar[Callable[[], None]] = ContextVar("_asked", default=lambda: None)
+
+
+def stop_if_asked() -> None:
+    """Raises Stopped where a run has been asked to stop: for those who are not handed the function that tells.
+
+    >>> stop_if_asked()
+    """
+    _asked.get()()
 
 
 @contextmanager
@@ -39,10 +51,12 @@ def stop_requests() -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread():
         yield check
         return
-    before = {number: signal.signal(number, remember) for number in SIGNALS}
+    before, others = {number: signal.signal(number, remember) for number in SIGNALS}, _asked.get()
+    _asked.set(check)
     try:
         yield check
     finally:
+        _asked.set(others)
         for number, handler in before.items():
             signal.signal(number, handler)
 
