@@ -7,6 +7,8 @@ from sntg.training import Inputs, resolve
 from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
 
+LABELS = {"two-moons": 12, "four-spins": 12, "digits": 20, "mnist": 100, "fashion-mnist": 100}  # by dataset
+LABELS |= {"svhn": 500, "cifar10": 4000, "cifar100": 10_000}
 # 120 points, 4 steps an epoch; all terms at full weight and rate from the first step on.
 SMALL = {"validation": 5880, "batch": 30, "epochs": 13, "epoch_steps": 4, "eval_every": 13}
 SMALL |= {"ramp_up": 0, "ramp_down": 0, "skip_first": False, "graph_start": 0, "graph_ramp": 0, "k": 0.4}

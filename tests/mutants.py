@@ -164,7 +164,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("    undo()\n    return start_engine", "    return start_engine"),
         ("        undo()\n        return name, run", "        return name, run"),
         (" and beside_others.get()", " and False"),  # a seed that waits for memory would be slow for good
-        ("        stop_if_asked()\n", ""),  # a compiler killed by Ctrl-C would make the run eager for good
+        ("    stop_if_asked()\n", ""),  # a compiler killed by Ctrl-C would make the run eager for good
     ],
     ("training/randomness.py", "training/test_randomness.py"): [
         ('if config.pairs != "half"', "if False"),  # threads would add up as they come

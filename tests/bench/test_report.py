@@ -128,7 +128,7 @@ def test_without_git_there_is_no_commit(monkeypatch):
 
 
 def git(folder, *command):
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
     subprocess.run(["git", *identity, *command], cwd=folder, check=True, capture_output=True)
 
 

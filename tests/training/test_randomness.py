@@ -37,6 +37,8 @@ def test_kernels_are_repeatable_inside_and_as_they_were_outside_even_after_an_er
     with own_randomness(make_config()):
         assert (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32) == (True, False, False)
         assert not torch.are_deterministic_algorithms_enabled()  # slow, and not needed for pairs that share no row
+    with own_randomness(make_config(pairs="all")):
+        assert torch.are_deterministic_algorithms_enabled()
     with pytest.raises(ZeroDivisionError), own_randomness(make_config()):
         fail()
     assert (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32) == (False, True, True)
@@ -44,11 +46,10 @@ def test_kernels_are_repeatable_inside_and_as_they_were_outside_even_after_an_er
 
 @pytest.fixture
 def two_threads():
+    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def final_weights(config):

@@ -298,7 +298,7 @@ def test_a_name_that_is_no_text_is_refused_as_any_other(name):
         resolve("two-moons", 12, name)
 
 
-@pytest.mark.parametrize("key", ["epochs", "validation", "label_noise", "augment"])
+@pytest.mark.parametrize("key", ["epochs", "validation"])
 def test_a_setting_of_another_type_is_refused_before_anything_is_done_with_it(key):
     with pytest.raises(UsageError, match=f"{key} = '3' is not of the kind"):
         resolve("two-moons", 12, "pi", **{key: "3"})

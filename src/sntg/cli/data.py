@@ -1,6 +1,5 @@
 """`sntg data fetch`, and what `sntg datasets` shows."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -59,9 +58,9 @@ def dataset_rows(folder: Path) -> list[dict[str, object]]:
     ]
 
 
-def show_datasets(rows: Sequence[Mapping[str, object]]) -> None:
+def show_datasets(rows: list[dict[str, object]]) -> None:
     """Prints them as a table that fits a terminal: a set's size beside whether it is there, and paths below."""
-    joined = [row | {"on disk": f"{row['on disk']} {row['size on disk']}".strip()} for row in map(dict, rows)]
+    joined = [row | {"on disk": f"{row['on disk']} {row['size on disk']}".strip()} for row in rows]
     print_table([{key: row[key] for key in row if key not in ("size on disk", "where")} for row in joined])
     for row in rows:
         if row["where"]:

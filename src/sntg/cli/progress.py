@@ -65,7 +65,7 @@ class Display:
         if self.unspoken:
             self.say_how(stack.configs[0])
         self.taken[stack.configs[0].seed] = stack.step
-        if stack.step % stack.epoch_steps == 0:
+        if self.runs > 1 and stack.step % stack.epoch_steps == 0:  # of a run alone the figures have come before
             seeds = [config.seed for config in stack.configs]
             self.ended.setdefault(stack.step // stack.epoch_steps, []).extend(seeds)
         before, passes = self.done // len(stack.configs), self.runs // len(stack.configs)

@@ -199,7 +199,6 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
         with _compiler_settings() if name != "eager" else nullcontext():  # eager must do where no compiler even loads
             run = ENGINES[name](step)
     except Exception as e:
-        stop_if_asked()
         if name not in SLOWER or (isinstance(e, torch.OutOfMemoryError) and beside_others.get()):
             raise
         reason = _reason(e)
@@ -207,6 +206,7 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
         undo()
         return name, run
     # Out here, where the exception no longer holds on to what the engine has allocated.
+    stop_if_asked()
     message = f"the {name} engine does not work here, so {SLOWER[name]} runs instead: {reason}"
     warnings.warn(message, SlowerEngine, stacklevel=2)
     undo()

@@ -44,7 +44,7 @@ def sums_in_order() -> Iterator[None]:
     """Inside, what several pairs contribute to the gradient of a row they share is added up in a fixed order.
 
     Otherwise the threads of a GPU, or of a CPU, add it as they come. It makes all indexed writes slower, and pairs that
-    share no row, which are the default, do without.
+    share no row, which are the default, do without. It holds for the whole process, as PyTorch's switch does.
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():

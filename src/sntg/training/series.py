@@ -41,19 +41,19 @@ def read_seeds(text: str) -> list[int]:
     [0, 1, 2, 3, 7]
     """
     seeds: list[int] = []
+    shown = repr(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not (first.isdecimal() and (last.isdecimal() or not dash)) or len(part) > LONGEST:
-            shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-            raise UsageError(f"--seeds {shown!r} is not of the form 0-3 or 0,2,5")
+            raise UsageError(f"--seeds {shown} is not of the form 0-3 or 0,2,5")
         low, high = int(first), int(last or first)
         if not low <= high or high - low >= MOST_SEEDS:
-            raise UsageError(f"--seeds {text!r}: {part.strip()} must count up, and over at most {MOST_SEEDS} seeds")
+            raise UsageError(f"--seeds {shown}: {part.strip()} must count up, and over at most {MOST_SEEDS} seeds")
         seeds += range(low, high + 1)
         if len(seeds) > MOST_SEEDS:
-            raise UsageError(f"--seeds {text[:LONGEST]!r} names more than {MOST_SEEDS} seeds")
+            raise UsageError(f"--seeds {shown} names more than {MOST_SEEDS} seeds")
     if len(set(seeds)) != len(seeds):
-        raise UsageError(f"--seeds {text!r} names a seed twice")
+        raise UsageError(f"--seeds {shown} names a seed twice")
     return seeds
 
 
