@@ -125,8 +125,10 @@ def _permutation_test(table: NDArray[np.float64]) -> float:
         of_means: NDArray[np.float64] = np.mean(rows, axis=0).var(axis=axis)
         return of_means
 
-    orders = {"permutation_type": "pairings", "n_resamples": 99_999, "rng": 0}
-    return float(stats.permutation_test(tuple(table), spread, alternative="greater", **orders).pvalue)
+    test = stats.permutation_test(
+        tuple(table), spread, permutation_type="pairings", alternative="greater", n_resamples=99_999, rng=0
+    )
+    return float(test.pvalue)
 
 
 def runs_table() -> str:
