@@ -173,7 +173,12 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('if name == "eager":', "if False:"),  # the kernels may be what failed
     ],
     ("training/loop.py", "training/test_within_an_epoch.py"): [
-        ("self.log.steps += 1", "self.log.steps += 1; self.log.check_finite()"),  # the device is asked once an epoch
+        ("self.log.steps += 1", "self.log.steps += 1; self.log.diverged()"),  # the device is asked once an epoch
+        ("        self._run()\n", "        self._run()\n        self.log.losses.cpu()\n"),  # nor is it copied from
+    ],
+    ("training/loop.py", "training/test_series.py"): [
+        ("self.log.diverged() | self.diverged", "self.log.diverged()"),  # the first reason is the one
+        ("if not self.living:", "if self.diverged:"),  # the others may do better
     ],
     ("training/timetable.py", "training/test_compiled.py"): [
         ("self.place.add_(1)", "self.place.add_(0)"),

@@ -13,6 +13,7 @@ import pytest
 from sntg.bench import Choice, run_bench
 from sntg.bench.cases import BASES, METHODS
 from sntg.bench.measure import Bench
+from sntg.bench.report import alone
 from sntg.cli import main
 from sntg.training import engines
 
@@ -98,6 +99,43 @@ def test_a_stopped_bench_measures_only_what_is_missing(stopped, monkeypatch):
     assert {row["steps"] for row in found["rows"]} == {9}  # a step a round, as it was asked for
     assert [o["dataset"] for o in found["overheads"]] == ["two-moons", "digits"]
     assert found["provenance"] == before["provenance"] | {"continued": found["provenance"]["continued"]}
+
+
+def test_two_cannot_go_on_with_one_at_once(stopped, monkeypatch, capsys):
+    before = stopped.read_bytes()
+    monkeypatch.setattr(Bench, "measure", None)
+    with alone(stopped):
+        assert call(monkeypatch, "--resume", stopped) == 2
+    assert f"another process is at work on {stopped}" in capsys.readouterr().err
+    assert stopped.read_bytes() == before
+
+
+def test_two_that_begin_at_once_have_a_file_each(small, monkeypatch, tmp_path):
+    """The second begins while the first measures, when it has written nothing yet."""
+    measure, begun = Bench.measure, []
+
+    def interleaved(bench, group):
+        begun.append(group)
+        if len(begun) == 1:
+            run_bench(Choice("cpu", "mt", "eager", steps=1), tmp_path / "new")
+        return measure(bench, group)
+
+    monkeypatch.setattr(Bench, "measure", interleaved)
+    run_bench(Choice("cpu", "pi", "eager", steps=1), tmp_path / "new")
+    found = [json.loads(path.read_text()) for path in (tmp_path / "new").glob("*.json")]
+    assert sorted({row["method"] for row in each["rows"]}.pop() for each in found) == ["mt", "pi"]
+    assert all(each["complete"] for each in found)
+    assert {path.suffix for path in (tmp_path / "new").iterdir()} == {".json", ".png"}
+
+
+def test_the_plot_is_there_even_if_nobody_reads_on(small, monkeypatch, tmp_path):
+    def closed(*arguments, **options):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(sys.modules["sntg.bench"], "print_results", closed)
+    with pytest.raises(BrokenPipeError):
+        run_bench(Choice("cpu", "pi", "eager", steps=1))
+    assert read(tmp_path)["complete"]
 
 
 def changed(path, part, key, value):

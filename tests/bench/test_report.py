@@ -13,7 +13,8 @@ from sntg.bench import provenance
 from sntg.bench.measure import Row
 from sntg.bench.plot import draw_bench, panels
 from sntg.bench.provenance import hardware, made_by
-from sntg.bench.report import Results, aligned, around, disturbances, new_path, print_results, speed, verdicts
+from sntg.bench.report import Results, aligned, alone, around, disturbances, new_file, print_results, speed, verdicts
+from sntg.errors import UsageError
 
 EAGER = Row("cifar10", "pi+sntg", "eager", "eager", "bfloat16", auto=False, model="conv13")
 EAGER = replace(EAGER, ms_per_step=20.0, run_steps=1000)
@@ -26,13 +27,41 @@ def make_results(*rows, overheads=()):
     return Results({"date": "2026-11-16"}, {"device": "NVIDIA H200"}, {"bfloat16": 800.0}, list(rows), list(overheads))
 
 
-def test_a_new_file_replaces_no_other(tmp_path):
+NAMES = [f"2026-11-16-nvidia-h200{number}.json" for number in ("", "-2", "-3")]
+
+
+def test_a_new_file_replaces_no_other_and_leaves_no_mark(tmp_path):
     names = []
     for _ in range(3):
-        path = new_path(tmp_path, make_results())
-        make_results(EAGER).write(path)
+        with new_file(tmp_path, make_results()) as path:
+            make_results(EAGER).write(path)
         names.append(path.name)
-    assert names == ["2026-11-16-nvidia-h200.json", "2026-11-16-nvidia-h200-2.json", "2026-11-16-nvidia-h200-3.json"]
+    assert names == NAMES
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(NAMES)
+
+
+def test_nor_one_that_others_are_about_to_write(tmp_path):
+    with new_file(tmp_path, make_results()) as first, new_file(tmp_path, make_results()) as second:
+        (tmp_path / NAMES[2]).touch()
+        with new_file(tmp_path, make_results()) as third:
+            assert [first.name, second.name] == NAMES[:2]
+            assert third.name == "2026-11-16-nvidia-h200-4.json"
+    assert [p.name for p in tmp_path.iterdir()] == NAMES[2:]
+
+
+def test_an_error_within_is_the_callers(tmp_path):
+    with pytest.raises(UsageError, match="mine"), new_file(tmp_path, make_results()):
+        raise UsageError("mine")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_another_bench_is_at_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    refused = pytest.raises(UsageError, match=r"another process is at work on .*a\.json: let it finish first")
+    with alone(path), refused, alone(path):
+        pass
+    with alone(path):
+        pass
 
 
 def test_the_file_has_all_there_is(tmp_path):

@@ -315,7 +315,7 @@ def test_the_bar_of_a_series_is_about_all_its_seeds_whoever_trains():
         [resolve("two-moons", 12, "pi", s) for s in range(4)],
     )
     still = {"steps": 9, "epoch_steps": 3, "log": SimpleNamespace(steps=0), "device": torch.device("cpu")}
-    stacks = [SimpleNamespace(configs=[config], **still) for config in configs]
+    stacks = [SimpleNamespace(configs=[config], living=[0], **still) for config in configs]
     with terminal.progress_bar(console) as bar:
         display = progress.Display(configs, console, bar, done=1)
         seen = []
@@ -326,7 +326,7 @@ def test_the_bar_of_a_series_is_about_all_its_seeds_whoever_trains():
         assert seen == [10, 11, 12, 20, 24]
         assert bar.tasks[0].total == 36
         progress.Display(configs, console, bar).on_step(
-            SimpleNamespace(configs=configs, step=3, **still)
+            SimpleNamespace(configs=configs, living=range(len(configs)), step=3, **still)
         )  # in one pass
         assert (bar.tasks[1].completed, bar.tasks[1].total) == (3, 9)
 
@@ -343,7 +343,7 @@ def test_an_epoch_names_the_seeds_where_not_all_of_a_series_are_at_it():
             stacks = [[configs[s]] for s in seeds] if len(seeds) < 3 else [configs]
             for stack in stacks:
                 for step in (3 * epoch - 1, 3 * epoch):
-                    display.on_step(SimpleNamespace(configs=stack, step=step, **still))
+                    display.on_step(SimpleNamespace(configs=stack, living=range(len(stack)), step=step, **still))
             display.on_epoch([{"epoch": epoch, "loss": {"supervised": 0.5}, "error": None} for _ in seeds])
     lines = [line.strip() for line in screen.getvalue().splitlines() if line.startswith("epoch")]
     assert lines == [

@@ -7,6 +7,7 @@ import platformdirs
 import pytest
 
 from sntg.data.folders import cache_folder, data_folder
+from sntg.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,31 @@ def test_a_tilde_is_the_home_folder(monkeypatch):
     monkeypatch.setenv("SNTG_CACHE", "~/kept")
     assert data_folder() == Path.home() / "pictures"
     assert cache_folder() == Path.home() / "kept"
+
+
+@pytest.mark.parametrize("ask", [lambda: data_folder("~nobody-here/x"), data_folder, cache_folder])
+def test_another_users_home_that_is_not_known_is_refused(ask, monkeypatch):
+    monkeypatch.setenv("SNTG_DATA", "~nobody-here/x")
+    monkeypatch.setenv("SNTG_CACHE", "~nobody-here/x")
+    with pytest.raises(UsageError, match=r"'~nobody-here/x' begins with a home folder that is not known"):
+        ask()
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_so_is_ones_own_where_no_other_is_named(installed, monkeypatch):
+    """A container may have users that it knows nothing of."""
+
+    def unknown(*arguments, **options):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(platformdirs, "user_cache_dir", unknown)
+    monkeypatch.setattr(Path, "home", unknown)
+    if not installed:
+        monkeypatch.setitem(sys.modules, "platformdirs", None)
+    for ask, cure in ((data_folder, "--data or SNTG_DATA"), (cache_folder, "SNTG_CACHE")):
+        with pytest.raises(UsageError, match=f"home folder is not known: name a folder by {cure}$"):
+            ask()
+    assert data_folder("named") == Path("named")
 
 
 def test_from_the_source_it_does_without_platformdirs(monkeypatch):

@@ -20,7 +20,7 @@ from engine_runs import SMALL, make_config, make_stack, new_state, same_state
 from sntg.errors import Notice, UsageError
 from sntg.methods import METHODS, all_names
 from sntg.models.convolutions import ConvMap
-from sntg.training import engines, resolve, resume_series, run, run_series, train
+from sntg.training import engines, resolve, resume, resume_series, run, run_series, train
 from sntg.training.config import Config
 from sntg.training.engines import ENGINES, Step, beside_others, best_engine, best_precision, cpp_compiler, start_engine
 from sntg.training.loop import Stack
@@ -177,6 +177,30 @@ def test_a_series_stopped_so_goes_on_with_its_engine(put_engine, tmp_path):
     assert trained.config.engine == "compiled"
 
 
+def test_a_run_that_goes_on_with_another_engine_writes_that_down(put_engine, tmp_path):
+    def stop(stack):
+        raise KeyboardInterrupt
+
+    config = make_config("pi", engine="compiled", epochs=1, checkpoint_seconds=0.0)
+    put_engine("compiled", engine_that(takes=2))
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path, on_step=stop)
+    before = json.loads((tmp_path / "config.json").read_text())
+    put_engine("compiled", engine_that(fails=RuntimeError("the compiler is gone")))
+    with pytest.warns(UserWarning, match="so eager runs instead: the compiler is gone"):
+        trained = resume(tmp_path)
+    assert before["engine"] == "compiled"
+    assert trained.config.engine == "eager"
+    assert json.loads((tmp_path / "config.json").read_text()) == before | {"engine": "eager"}
+
+
+def test_a_compiler_that_names_no_error_is_quoted(put_engine):
+    said = "CppCompileError: C++ compile error\n\nCommand:\ng++ x.cpp\n\nOutput:\nthe licence has expired\nbye"
+    put_engine("compiled", engine_that(fails=RuntimeError(said)))
+    with pytest.warns(UserWarning, match=r"instead: CppCompileError: C\+\+ compile error \(the licence has expired\)$"):
+        start_engine("compiled", Counter().step, undo=lambda: None)
+
+
 def test_what_an_engine_that_failed_has_allocated_is_free_when_the_next_one_begins(put_engine):
     class Memory: ...
 
@@ -289,6 +313,21 @@ def test_a_network_without_convolutions_computes_in_float32_and_says_so():
     config = resolve("two-moons", 12, "pi", precision="bfloat16", epochs=1)
     with own_randomness(config), pytest.warns(Notice, match="bfloat16 is that of convolutions, and the mlp has none"):
         assert Stack([config]).configs[0].precision == "float32"
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+@pytest.mark.parametrize("method", ["pi+sntg", "vat+ent+sntg"])
+def test_bfloat16_is_said_to_be_too_coarse_for_vat_alone(method, precision, recwarn):
+    settings = {"epochs": 1, "epoch_steps": 1, "batch": 20, "precision": precision}
+    config = resolve("digits", 20, method, **settings)
+    with own_randomness(config):
+        assert Stack([config]).configs[0].precision == precision
+    told = [str(w.message) for w in recwarn if issubclass(w.category, Notice)]
+    if (method, precision) == ("vat+ent+sntg", "bfloat16"):
+        assert told[0].startswith("in bfloat16 the directions of vat+ent+sntg are not exact at first")
+        assert told[0].endswith("; precision = auto is exact enough")
+    else:
+        assert not told
 
 
 @pytest.mark.parametrize("method", all_names())

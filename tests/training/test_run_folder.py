@@ -15,7 +15,7 @@ import sntg
 from sntg.data import Split
 from sntg.errors import DivergenceError, UsageError
 from sntg.models import Output
-from sntg.training import RunFolder, load, resolve, run
+from sntg.training import RunFolder, load, resolve, resume, resume_series, run
 from sntg.training.evaluation import error
 from sntg.training.run_folder import LOCK, check_free, read_config, save_tensors
 
@@ -234,6 +234,17 @@ def test_a_run_made_on_a_gpu_reads_on_a_machine_without_one(copy, engine, precis
     asked_for = replace(read_config(copy), engine="auto", precision="auto")
     assert asked_for == replace(CONFIG, data_hash=values["data_hash"])
     assert isinstance(load(copy)(torch.zeros(3, 2)), Output)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_but_goes_on_only_where_there_is_one(copy):
+    (copy / "model.safetensors").unlink()
+    values = json.loads((copy / "config.json").read_text()) | {"device": "cuda"}
+    (copy / "config.json").write_text(json.dumps(values))
+    expected = f"{str(copy)!r} began on a GPU that this machine does not have: go on with it where there is one"
+    assert refusal(resume, copy) == expected
+    (copy / "series.json").write_text(json.dumps([values]))
+    assert refusal(resume_series, copy) == expected
 
 
 def test_the_metrics_are_one_json_object_an_epoch(finished):

@@ -241,6 +241,71 @@ def test_a_seed_that_diverges_does_not_keep_the_others_from_training(tmp_path):
         assert RunFolder(tmp_path / "seed-1").finished
 
 
+def break_seed_1(stack, at):
+    """Its weights, the second in the stack, and their average are no numbers after a step."""
+    if stack.step == at:
+        for net in (stack.model, stack.objective.base.average):
+            for weights in net.parameters():
+                weights.data[1] = float("nan")
+
+
+def test_nor_where_all_go_through_in_one_pass(tmp_path):
+    """It diverges in the second of three epochs of four steps. The others train to the bits they have beside one that
+    does not, also if the series is stopped on the way."""
+    stop = interrupt_after(10)
+
+    def break_and_stop(stack):
+        break_seed_1(stack, at=5)
+        stop(stack)
+
+    run_series([moons(s) for s in SEEDS], tmp_path / "fine")
+    words = r"^seed 1: the \w+ loss became nan at step 6$"
+    with pytest.raises(DivergenceError, match=words):
+        run_series([moons(s) for s in SEEDS], tmp_path / "whole", on_step=lambda stack: break_seed_1(stack, at=5))
+    with pytest.raises(Interrupted):
+        run_series([moons(s, checkpoint_seconds=0.0) for s in SEEDS], tmp_path / "parts", on_step=break_and_stop)
+    with pytest.raises(DivergenceError, match=words):
+        resume_series(tmp_path / "parts")
+    for folder in (tmp_path / "whole", tmp_path / "parts"):
+        assert not RunFolder(folder / "seed-1").finished
+        assert [json.loads(line)["epoch"] for line in (folder / "seed-1/metrics.jsonl").open()] == [1]
+        for seed in (3, 4):
+            assert same(contents(folder / f"seed-{seed}"), contents(tmp_path / f"fine/seed-{seed}"))
+
+
+def test_who_resumes_a_pass_with_a_seed_that_diverged_is_told_so_again_at_once(tmp_path):
+    configs = [moons(0), replace(moons(1), lr=1e30, ramp_up=0)]
+    with pytest.raises(DivergenceError, match=r"^seed 1: ") as first:
+        run_series(configs, tmp_path)
+    with pytest.raises(DivergenceError) as second:
+        resume_series(tmp_path, on_step=interrupt_after(1))
+    assert str(second.value) == str(first.value)
+
+
+def test_where_all_diverge_each_is_named_and_no_more_steps_are_taken(tmp_path):
+    steps = []
+    configs = [moons(s, lr=1e30, ramp_up=0, epochs=50) for s in (0, 1)]
+    with pytest.raises(DivergenceError, match=r"^seed 0: the .* at step \d+; seed 1: the .* at step \d+$"):
+        run_series(configs, tmp_path, on_step=lambda stack: steps.append(stack.step))
+    assert len(steps) < 100
+
+
+def test_weights_that_are_no_numbers_after_the_last_step_are_one_seeds_own_affair(tmp_path):
+    """No loss has seen them."""
+    with pytest.raises(DivergenceError, match=r"^seed 1: the weights \S+ are not finite after the last step$"):
+        run_series([moons(0), moons(1)], tmp_path, on_step=lambda stack: break_seed_1(stack, at=stack.steps))
+    assert RunFolder(tmp_path / "seed-0").finished
+    assert not (tmp_path / "seed-1/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("make", [moons, digits])
+def test_a_seed_twice_is_refused_before_anything_is_written(tmp_path, make):
+    for configs in ([make(0), make(1), make(0)], [make(2), replace(make(2), lr=0.5)]):
+        with pytest.raises(UsageError, match="name one twice: the runs' folders are named by their seeds"):
+            run_series(configs, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_finished_series_and_what_is_none_are_refused(tmp_path):
     run_series([moons(0, epochs=1), moons(1, epochs=1)], tmp_path / "done")
     with pytest.raises(UsageError, match="nothing to resume"):

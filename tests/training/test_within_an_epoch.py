@@ -1,10 +1,11 @@
 """No step of an epoch asks what a tensor holds: on a GPU the host would wait for the answer, step after step.
 
-A CPU can tell, since reading a value is an operation there too. It cannot tell what is copied to the host.
+A CPU can tell, since reading a value is an operation there too; and what copies to the host is called by its name.
 """
 
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from engine_runs import LABELS, make_config, make_stack, random_inputs
@@ -15,6 +16,7 @@ from sntg.methods import all_names
 from sntg.training import resolve
 
 ASKING = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
+ASKING |= {"allclose", "bincount", "repeat_interleave"}
 
 
 class Listening(TorchDispatchMode):
@@ -30,12 +32,19 @@ class Listening(TorchDispatchMode):
 
 @contextmanager
 def no_questions():
-    def refuse(*args):
+    def refuse(*args, **options):
         raise AssertionError("a step asks the device for an array")
 
+    def to(tensor, *args, **options):
+        places = [a for a in (*args, *options.values()) if isinstance(a, str | torch.device)]
+        assert not places, "a step asks the device for a copy"  # or gives it one, and may wait for that
+        return moved(tensor, *args, **options)
+
+    moved = torch.Tensor.to
     with Listening(), pytest.MonkeyPatch.context() as patch:
-        for name in ("tolist", "numpy", "__array__"):  # on a CPU they read the memory, which is no operation
+        for name in ("tolist", "numpy", "__array__", "__dlpack__", "cpu"):  # on a CPU these are no operations
             patch.setattr(torch.Tensor, name, refuse)
+        patch.setattr(torch.Tensor, "to", to)
         yield
 
 
@@ -51,6 +60,13 @@ QUESTIONS = {
     "equal": lambda x: torch.equal(x, x + 1),
     "unique": lambda x: x.unique(),
     "where": lambda x: torch.where(x > 0),
+    "close": lambda x: torch.allclose(x, x + 1),
+    "counts": lambda x: (x > 0).long().bincount(),
+    "repeated": lambda x: x.repeat_interleave((x > 0).long()),
+    "copy": lambda x: x.cpu(),
+    "copy by name": lambda x: x.to("cpu"),
+    "copy by device": lambda x: x.to(device=torch.device("cpu")),
+    "exchange": lambda x: np.from_dlpack(x),
 }
 
 

@@ -14,7 +14,7 @@ from sntg.bench.cases import METHODS, Case, Group, chosen, narrowed, plan
 from sntg.bench.measure import Bench, Row, overheads
 from sntg.bench.plot import draw_bench, panels
 from sntg.bench.provenance import hardware, made_by
-from sntg.bench.report import Results, new_path, print_results, remarks, tables
+from sntg.bench.report import Results, alone, new_file, print_results, remarks, tables
 from sntg.errors import UsageError
 from sntg.models import PRECISIONS
 from sntg.terminal import progress_bar
@@ -82,18 +82,21 @@ def run_bench(choice: Choice, out: Path | None = None) -> None:
     check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     results = Results(made_by(choice.command), hardware(choice.device))
-    _run(choice, groups, results, new_path(folder, results))
+    with new_file(folder, results) as path:
+        _run(choice, groups, results, path)
 
 
 def resume_bench(path: Path) -> None:
     """Measures what is missing in the results of a bench that was stopped, and adds it to them."""
-    choice, results, measured = _earlier(path)
-    groups = choice.groups
-    if results.complete:
-        raise UsageError(f"{path} is complete: there is nothing left to measure")
+    _earlier(path)  # before a mark is put beside what is no bench's
     check_writable(path.parent)
-    results.go_on(made_by(choice.command), hardware(choice.device))
-    _run(choice, [group for group in groups if not measured.issuperset(group)], results, path)
+    with alone(path):
+        choice, results, measured = _earlier(path)
+        groups = choice.groups
+        if results.complete:
+            raise UsageError(f"{path} is complete: there is nothing left to measure")
+        results.go_on(made_by(choice.command), hardware(choice.device))
+        _run(choice, [group for group in groups if not measured.issuperset(group)], results, path)
 
 
 def _earlier(path: Path) -> tuple[Choice, Results, set[Case]]:
@@ -121,9 +124,9 @@ def _run(choice: Choice, groups: list[Group], results: Results, path: Path) -> N
         hint = f"; `sntg bench --resume {shlex.quote(str(path))}` goes on from these figures" if left else ""
         print(f"sntg: stopped{hint}", file=sys.stderr)
     if any(row.ms_per_step for row in results.rows):
-        print_results(results)
         plot = path.with_suffix(".png")
-        drawn = draw_bench(panels(results.rows), _title(results), plot)
+        drawn = draw_bench(panels(results.rows), _title(results), plot)  # first: nobody may be left to print for
+        print_results(results)
         print(f"results: {path}{f' and {plot.name}' if drawn else ''}")
     if code:
         sys.exit(code)

@@ -24,7 +24,7 @@ METHODS = (SUPERVISED, *(name for base in BASES for name in (base, base + SNTG))
 EVERY_WAY = "pi+sntg"  # the method that is measured with every engine and precision
 IMAGES = "cifar10"
 LABELS = {IMAGES: 4000, "two-moons": 12, "digits": 20}
-EPOCH_STEPS = 500  # of the small datasets, whose own epochs end every few steps, with bookkeeping
+BETWEEN_EPOCHS = 500  # steps on the small datasets, whose own epochs end every few, with bookkeeping
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,16 @@ def run_steps(dataset: str, method: str) -> int:
     >>> run_steps("two-moons", "pi")
     30000
     """
-    recipe = resolve(dataset, LABELS[dataset], method)
-    return recipe.epochs * steps_an_epoch(recipe, entry(dataset).points)
+    return resolve(dataset, LABELS[dataset], method).epochs * epoch_steps(dataset, method)
+
+
+def epoch_steps(dataset: str, method: str) -> int:
+    """How many steps an epoch has by the recipe.
+
+    >>> epoch_steps("two-moons", "pi")
+    60
+    """
+    return steps_an_epoch(resolve(dataset, LABELS[dataset], method), entry(dataset).points)
 
 
 def _cpu_cases(dataset: str, method: str, device: str) -> list[Case]:
@@ -130,7 +138,7 @@ def config_of(case: Case, device: str) -> Config:
     """The recipe's settings. No evaluation falls among the steps: it is timed by itself."""
     how: dict[str, Any] = {"device": device, "engine": case.engine, "precision": case.precision, "eval_every": LARGEST}
     if case.dataset != IMAGES:
-        how["epoch_steps"] = EPOCH_STEPS
+        how["epoch_steps"] = BETWEEN_EPOCHS
     return resolve(case.dataset, LABELS[case.dataset], case.method, **how)
 
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from sntg.bench.cases import IMAGES, SNTG, Case, Group, automatic, config_of, inputs_of, run_steps
+from sntg.bench.cases import IMAGES, SNTG, Case, Group, automatic, config_of, epoch_steps, inputs_of, run_steps
 from sntg.bench.counting import count
 from sntg.bench.starting import begin, compiler_cache, environment, kept_bytecode, start_anew
 from sntg.bench.timing import EVALUATIONS, UNMEASURED, block_length, matrix_rate, seconds, take_turns
@@ -141,7 +141,7 @@ class Bench:
 
     def _row(self, built: Built, rounds: list[float], length: int, operations: int) -> Row:
         stack, config = built.stack, built.stack.configs[0]
-        step = median(rounds)
+        step, steps = median(rounds), epoch_steps(config.dataset, config.method)
         tflops = operations / step / 1e12
         starts = [built.started_s] if config.engine == "eager" else built.starts_s  # there nothing is compiled
         return replace(
@@ -159,8 +159,8 @@ class Bench:
             peak_gib=built.peak_gib,
             warm_up_s=starts[0] if starts else None,
             second_warm_up_s=starts[1] if len(starts) > 1 else None,
-            epoch_steps=stack.epoch_steps,
-            epoch_s=stack.epoch_steps * step,
+            epoch_steps=steps,
+            epoch_s=steps * step,
             run_steps=run_steps(config.dataset, config.method),
             evaluation_s=median(seconds(stack.errors, self.device) for _ in range(EVALUATIONS)),
             evaluation_points=len(stack.inputs[0].data.test_y),

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sntg.files import write_text
 from sntg.models import PRECISIONS
 from sntg.terminal import print_table
 from sntg.training.engines import ENGINES
+from sntg.training.run_folder import hold
 
 Cells = dict[str, str]
 BUSY = 2.0  # a factor between the blocks of a case that no calm machine shows
@@ -63,16 +65,42 @@ class Results:
         self.provenance["continued"] = provenance["date"]
 
 
-def new_path(folder: Path, results: Results) -> Path:
-    """A JSON file of its own in the folder, named by the date and the device.
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keeps other benches off a file of results, also before there is one; what marks it as taken goes in the end."""
+    mark = path.with_name(f".{path.name}.lock")
+    lock = hold(mark, str(path))
+    try:
+        yield
+    finally:
+        mark.unlink(missing_ok=True)
+        lock.release()
 
-    >>> new_path(Path("nowhere"), Results({"date": "2026-11-16"}, {"device": "NVIDIA H200"})).name
+
+@contextmanager
+def new_file(folder: Path, results: Results) -> Iterator[Path]:
+    """A JSON file of its own in the folder, named by the date and the device; nobody else's while it is used.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with new_file(Path(folder), Results({"date": "2026-11-16"}, {"device": "NVIDIA H200"})) as path:
+    ...         path.name
     '2026-11-16-nvidia-h200.json'
     """
     device = re.sub(r"[^a-z0-9]+", "-", str(results.hardware["device"]).lower()).strip("-")
     stem = f"{results.provenance['date']}-{device}"
-    numbers = ["", *(f"-{n}" for n in range(2, 1000))]
-    return next(p for n in numbers if not (p := folder / f"{stem}{n}.json").exists())
+    with ExitStack() as held:
+        for number in ("", *(f"-{n}" for n in range(2, 1000))):
+            path = folder / f"{stem}{number}.json"
+            if path.exists():
+                continue
+            with suppress(UsageError):  # another bench is about to write it
+                held.enter_context(alone(path))
+                if not path.exists():  # nor has it just been written
+                    break
+        else:
+            raise UsageError(f"{str(folder)!r} has too many results named {stem}: choose another folder, --out")
+        yield path
 
 
 def order(row: Row) -> tuple[int, int, int]:

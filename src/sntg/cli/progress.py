@@ -12,6 +12,7 @@ from typing import NoReturn
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
+from sntg.errors import DivergenceError
 from sntg.terminal import progress_bar
 from sntg.training import (
     SERIES,
@@ -66,7 +67,7 @@ class Display:
             self.say_how(stack.configs[0])
         self.taken[stack.configs[0].seed] = stack.step
         if self.runs > 1 and stack.step % stack.epoch_steps == 0:  # of a run alone the figures have come before
-            seeds = [config.seed for config in stack.configs]
+            seeds = [stack.configs[r].seed for r in stack.living]
             self.ended.setdefault(stack.step // stack.epoch_steps, []).extend(seeds)
         before, passes = self.done // len(stack.configs), self.runs // len(stack.configs)
         taken = before * stack.steps + sum(self.taken.values())
@@ -134,12 +135,21 @@ def _show(configs: Sequence[Config], out: Path, work: Callable[[Display], list[T
     except OSError as e:
         cure = "when there is room again" if e.errno in FULL else "when that is put right"
         _stop(f"stopped by the system: {e}" + _hint(out, f"goes on {cure}"), 1)
+    except DivergenceError:
+        if is_series(out):
+            _print_mean(final_errors(out))  # of the seeds that did not
+        raise
     for trained in done:
         print(_outcome(trained))
     if len(configs) > 1:
-        errors = final_errors(out)
-        print(f"{len(errors)} seeds: {mean(errors):.2f} % error on average, deviation {stdev(errors):.2f}")
+        _print_mean(final_errors(out))
     print(f"run folder: {out}")
+
+
+def _print_mean(errors: Sequence[float]) -> None:
+    """What the seeds of a series have come to, if several have."""
+    if len(errors) > 1:
+        print(f"{len(errors)} seeds: {mean(errors):.2f} % error on average, deviation {stdev(errors):.2f}")
 
 
 def _outcome(trained: Trained) -> str:

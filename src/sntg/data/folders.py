@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from sntg.errors import UsageError
+
 
 def data_folder(explicit: str | Path = "") -> Path:
     """The folder with the datasets: the one named, else $SNTG_DATA, else the platform's cache folder.
@@ -11,7 +13,7 @@ def data_folder(explicit: str | Path = "") -> Path:
     'pictures'
     """
     named = str(explicit) if explicit else os.environ.get("SNTG_DATA", "")
-    return Path(named).expanduser() if named else _platform_cache() / "data"
+    return _expanded(named) if named else _platform_cache("--data or SNTG_DATA") / "data"
 
 
 def cache_folder() -> Path:
@@ -21,10 +23,24 @@ def cache_folder() -> Path:
     True
     """
     named = os.environ.get("SNTG_CACHE", "")
-    return Path(named).expanduser() if named else _platform_cache() / "whitening"
+    return _expanded(named) if named else _platform_cache("SNTG_CACHE") / "whitening"
 
 
-def _platform_cache() -> Path:
+def _expanded(named: str) -> Path:
+    try:
+        return Path(named).expanduser()
+    except RuntimeError:
+        raise UsageError(f"the folder {named!r} begins with a home folder that is not known: name it in full") from None
+
+
+def _platform_cache(instead: str) -> Path:
+    try:
+        return _users_cache()
+    except RuntimeError:
+        raise UsageError(f"this user's home folder is not known: name a folder by {instead}") from None
+
+
+def _users_cache() -> Path:
     try:
         import platformdirs  # only here: whoever names a folder does not need it
     except ModuleNotFoundError:  # run from the source where nothing can be installed

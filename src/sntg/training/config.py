@@ -250,6 +250,10 @@ def check_execution(config: Config) -> None:
         )
 
 
+class MissingGPU(UsageError):
+    """A GPU was asked for that is not there."""
+
+
 def check_device(device: str) -> None:
     """Refuses a device that does not exist here."""
     try:
@@ -257,7 +261,7 @@ def check_device(device: str) -> None:
     except RuntimeError:
         raise UsageError(f"device = {device!r} is not a device: use cpu, or cuda where there is a GPU") from None
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"device = {device!r}: this machine has {torch.cuda.device_count()} usable CUDA GPUs; use cpu")
+        raise MissingGPU(f"device = {device!r}: this machine has {torch.cuda.device_count()} usable CUDA GPUs; use cpu")
     if wanted.type not in ("cpu", "cuda"):
         raise UsageError(f"device = {device!r} is not supported: use cpu or cuda")
 

@@ -228,6 +228,7 @@ def _reason(e: Exception) -> str:
     """
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Warning)\b.*:", line)]
-    said = next((line for line in lines if re.search(r"\berror: ", line)), "")  # by the C++ compiler
+    output = lines[lines.index("Output:") + 1 :] if "Output:" in lines else []  # the C++ compiler's
+    said = next((line for line in lines if re.search(r"\berror: ", line)), (output or [""])[0])
     reason = (named or lines or [""])[-1 if named else 0] or type(e).__name__
     return f"{reason} ({said})" if said and said not in reason else reason

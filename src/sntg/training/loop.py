@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sntg.data import Dataset, centre, crop, flip, pad
-from sntg.errors import Notice, UsageError
+from sntg.errors import DivergenceError, Notice, UsageError
 from sntg.losses import consistency_kl, consistency_mse
 from sntg.methods import METHODS, GraphTerm, Objective, Seen, Setup, parse
 from sntg.models import (
@@ -86,6 +86,8 @@ def train(
         on_start()
         while not runs.finished:
             records = runs.advance()
+            if runs.diverged:
+                raise DivergenceError(runs.divergence)
             if records:
                 on_epoch(records)
         return runs.trained()
@@ -130,6 +132,7 @@ class Stack:
         self.timetable = Timetable(self.schedules, self.objective.terms, self.epoch_steps, c.stepwise, self.device)
         self.log = EpochLog(self.truth, self.objective.terms)
         self.histories: list[list[Record]] = [[] for _ in configs]
+        self.diverged: dict[int, str] = {}  # the runs that have, and why; they go through with the others, untold
         self.step = 0  # how many have been taken
         engine = self._start_engine()
         self.configs = [
@@ -146,8 +149,20 @@ class Stack:
         """Whether the last step has been taken."""
         return self.step >= self.steps
 
+    @property
+    def living(self) -> list[int]:
+        """The runs that have not diverged."""
+        return [r for r in range(len(self.inputs)) if r not in self.diverged]
+
+    @property
+    def divergence(self) -> str:
+        """What became of those that have; by their seeds, where there are several runs."""
+        if len(self.configs) == 1:
+            return self.diverged[0]
+        return "; ".join(f"seed {self.configs[r].seed}: {reason}" for r, reason in sorted(self.diverged.items()))
+
     def advance(self) -> list[Record] | None:
-        """Takes one step; at the end of an epoch it evaluates, and returns each run's metrics.
+        """Takes one step; at the end of an epoch it evaluates, and returns the metrics of each living run.
 
         The host only says where the epoch's values and the shuffled rows begin anew; the step itself never asks it.
         """
@@ -186,11 +201,14 @@ class Stack:
         return name
 
     def _end_epoch(self) -> list[Record]:
-        self.log.check_finite()
+        self.diverged = self.log.diverged() | self.diverged
+        if not self.living:
+            raise DivergenceError(self.divergence)
         self.objective.base.after_epoch()
-        records = self._records()
-        for history, record in zip(self.histories, records, strict=True):
-            history.append(record)
+        every = self._records()
+        records = [every[r] for r in self.living]
+        for r, record in zip(self.living, records, strict=True):
+            self.histories[r].append(record)
         self.log.begin(self.step)
         return records
 
@@ -231,13 +249,14 @@ class Stack:
         self.histories = histories
 
     def trained(self) -> list[Trained]:
-        """Takes the stack apart into finished runs."""
+        """Takes the stack apart into finished runs, the living ones."""
         evaluated = self._evaluated(self._reported())
         features = predict(evaluated, self.test_x).features.cpu()  # here, where the network runs fast
         model = use_precision(deepcopy(evaluated).cpu().eval(), "float32")
         return [
-            Trained(c, unstack(model, r), i.data, i.labels, features[r], self.histories[r])
-            for r, (c, i) in enumerate(zip(self.configs, self.inputs, strict=True))
+            Trained(self.configs[r], unstack(model, r), i.data, i.labels, features[r], self.histories[r])
+            for r, i in enumerate(self.inputs)
+            if r in self.living
         ]
 
     def _records(self) -> list[Record]:
@@ -341,6 +360,9 @@ def _decided(config: Config, points: int) -> Config:
             reason = f"precision = {config.precision} is that of convolutions, and the {config.model} has none"
             warnings.warn(f"{reason}: it computes in float32", Notice, stacklevel=2)
         precision = "float32"
+    elif (precision, METHODS[parse(config.method).base].sixteen_bits) == ("bfloat16", "float16"):
+        reason = f"in bfloat16 the directions of {config.method} are not exact at first (mean cosine to float64: 0.95)"
+        warnings.warn(f"{reason}; precision = auto is exact enough", Notice, stacklevel=2)
     return replace(config, engine=engine, precision=precision)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sntg.errors import DivergenceError
 from sntg.methods import Seen
 
 
@@ -61,14 +60,14 @@ class EpochLog:
             same = same & seen.judged
         return (seen.W * same).sum(-1), seen.W.sum(-1), same.sum(-1)
 
-    def check_finite(self) -> None:
-        """Stops a run whose loss is no longer a number, naming the first term and step it happened in."""
-        fine = self.fine.cpu()
-        if bool((fine == self.steps).all()):
-            return
-        term, run = divmod(int(fine.flatten().argmin()), fine.shape[1])
-        at = self.first_step + int(fine[term, run]) + 1
-        raise DivergenceError(f"the {self.names[term]} loss became {float(self.losses[term, run])} at step {at}")
+    def diverged(self) -> dict[int, str]:
+        """The runs that have a loss which is no longer a number, with the first term and step it happened in."""
+        fine, found = self.fine.cpu(), {}
+        for run in (fine < self.steps).any(0).nonzero()[:, 0].tolist():
+            term = int(fine[:, run].argmin())
+            at = self.first_step + int(fine[term, run]) + 1
+            found[run] = f"the {self.names[term]} loss became {float(self.losses[term, run])} at step {at}"
+        return found
 
     def means(self) -> list[dict[str, float]]:
         """Each run's mean loss terms so far."""

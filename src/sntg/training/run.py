@@ -4,14 +4,13 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from sntg.errors import UsageError
+from sntg.errors import DivergenceError, UsageError
 from sntg.figures import Decisions, Embedding, draw_curves, draw_decisions, draw_embeddings
 from sntg.training.checkpoints import drop_after, read_latest, remove_checkpoints, write_checkpoint
 from sntg.training.config import Config
@@ -116,8 +115,10 @@ def go_on(
             for config, settings in zip(configs, checkpoint.facts["settings"], strict=True):
                 _check_same(config, settings)
             runs.load_state(checkpoint.tensors, checkpoint.facts["histories"])
-        for folder, history in zip(folders, runs.histories, strict=True):
+            runs.diverged = dict(checkpoint.facts.get("diverged", []))
+        for folder, history, config in zip(folders, runs.histories, runs.configs, strict=True):
             folder.set_metrics(history)
+            folder.set_engine(config.engine)
         return (yield from _carry_on(runs, folders, home, on_epoch, on_step, stops))
 
 
@@ -167,10 +168,10 @@ def _carry_on(
         while not runs.finished:
             records = runs.advance()
             if records:
-                for folder, record in zip(folders, records, strict=True):
-                    folder.add_metrics(record)
-                for board, record in zip(boards, records, strict=False):
-                    board.add(record)
+                for r, record in zip(runs.living, records, strict=True):
+                    folders[r].add_metrics(record)
+                    if boards:
+                        boards[r].add(record)
                 on_epoch(records)
             on_step(runs)
             try:
@@ -184,8 +185,13 @@ def _carry_on(
             yield
     # A run alone lets signals be themselves again: the last checkpoint is written, and what follows can be done anew.
     trained = runs.trained()
-    for done, folder, board in zip_longest(trained, folders, boards):
-        _finish(done, folder, board)
+    for r, done in zip(runs.living, trained, strict=True):
+        try:
+            _finish(done, folders[r], boards[r] if boards else None)
+        except DivergenceError as e:  # the others may do better
+            runs.diverged[r] = str(e)
+    if runs.diverged:
+        raise DivergenceError(runs.divergence)  # the last checkpoint stays: who resumes it is told the same at once
     remove_checkpoints(home)
     return trained
 
@@ -200,7 +206,8 @@ def _check_same(config: Config, settings: dict[str, Any]) -> None:
 
 
 def _checkpoint(runs: Stack, home: Path) -> None:
-    facts = {"histories": runs.histories, "settings": [config.as_dict() for config in runs.configs]}
+    settings = [config.as_dict() for config in runs.configs]
+    facts = {"histories": runs.histories, "diverged": list(runs.diverged.items()), "settings": settings}
     write_checkpoint(home, runs.step, runs.state(), facts)
 
 

@@ -30,7 +30,7 @@ from sntg.data import Split, entry, write_rows, write_split
 from sntg.errors import DivergenceError, UsageError
 from sntg.files import PARTIAL, write_bytes, write_text
 from sntg.models import Classifier, build
-from sntg.training.config import Config, config_from
+from sntg.training.config import Config, MissingGPU, config_from
 
 CONFIG, METRICS, WEIGHTS, FEATURES = "config.json", "metrics.jsonl", "model.safetensors", "features.safetensors"
 SPLIT, VALIDATION, LOCK = "split.txt", "validation.txt", ".lock"
@@ -41,6 +41,16 @@ BEFORE_CONFIG = (SPLIT, VALIDATION, LOCK)  # what a run killed before it had set
 ANYWHERE = {"device": "cpu", "engine": "auto", "precision": "auto", "storage": "auto"}  # to read a run
 
 
+def hold(path: Path, what: str) -> FileLock:
+    """Takes a lock, which the system takes back from a process that is killed; refuses what another process has."""
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UsageError(f"another process is at work on {what}: let it finish first") from None
+    return lock
+
+
 class RunFolder:
     """The folder of a run, new or to be gone on with. Nothing is written until `start`."""
 
@@ -49,13 +59,10 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes off the folder; the system takes the lock back from a process that is killed."""
-        lock = FileLock(self.path / LOCK, timeout=0)
+        """Keeps other processes off the folder."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except Timeout:
-            raise UsageError(f"another process is at work on the run {str(self.path)!r}: let it finish first") from None
+            lock = hold(self.path / LOCK, f"the run {str(self.path)!r}")
         except OSError as e:
             raise UsageError(f"the output folder {str(self.path)!r} cannot be written: {e.strerror}") from None
         try:
@@ -90,6 +97,12 @@ class RunFolder:
     def set_metrics(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Puts the metrics back to where a checkpoint was written."""
         write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in records))
+
+    def set_engine(self, name: str) -> None:
+        """Writes down which engine the run goes on with, where it is not the one before."""
+        values = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
+        if values["engine"] != name:
+            write_text(self.path / CONFIG, json.dumps(values | {"engine": name}, indent=2) + "\n")
 
     def last_error(self) -> float:
         """The error the run reports, from its last line of metrics."""
@@ -190,5 +203,14 @@ def read_config(folder: Path, keep_device: bool = False) -> Config:
         return config_from(values if keep_device else values | ANYWHERE)
     except FileNotFoundError:
         raise UsageError(f"{str(folder)!r} is not a run folder: it has no {CONFIG}") from None
+    except MissingGPU:
+        raise elsewhere(folder) from None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as e:
         raise UsageError(f"{str(folder / CONFIG)!r} cannot be read: {e}") from None
+
+
+def elsewhere(folder: Path) -> UsageError:
+    """What to say of a run, or a series, that is to go on without its GPU."""
+    return UsageError(
+        f"{str(folder)!r} began on a GPU that this machine does not have: go on with it where there is one"
+    )

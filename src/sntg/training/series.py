@@ -20,13 +20,13 @@ from sntg.errors import DivergenceError, UsageError
 from sntg.files import write_text
 from sntg.models import CONVOLUTIONAL
 from sntg.training.checkpoints import has_checkpoints, remove_checkpoints
-from sntg.training.config import Config, config_from
+from sntg.training.config import Config, MissingGPU, config_from
 from sntg.training.inputs import load_inputs
 from sntg.training.lanes import Lane, take_turns
 from sntg.training.loop import Record, Trained, check_stack
 from sntg.training.randomness import own_randomness
 from sntg.training.run import ONE_PASS, Load, OnEpochs, OnStep, Steps, begin, config_to_resume, go_on
-from sntg.training.run_folder import CONFIG, SERIES, WEIGHTS, RunFolder, check_free
+from sntg.training.run_folder import CONFIG, SERIES, WEIGHTS, RunFolder, check_free, elsewhere
 from sntg.training.stopping import stop_requests
 
 AT_ONCE = 3  # on an H200 1.12 times the steps of one for the 13-layer net, 1.64 for the small one; 2 give 1.11, 1.46
@@ -63,7 +63,9 @@ def run_series(
     on_epoch: OnEpochs = lambda records: None,
     on_step: OnStep = lambda runs: None,
 ) -> list[Trained]:
-    """Trains runs that differ in their seed alone, each into out/seed-N. `on_epoch` gets the records of who trains now.
+    """Trains runs of different seeds, each into out/seed-N. `on_epoch` gets the records of who trains now.
+
+    One that diverges does not keep the others from their end; then a DivergenceError names it.
 
     >>> import tempfile
     >>> from sntg.training import resolve
@@ -73,6 +75,9 @@ def run_series(
     ['seed-0', 'seed-1']
     """
     check_stack(configs)
+    if len({config.seed for config in configs}) < len(configs):
+        listed = ", ".join(str(config.seed) for config in configs)
+        raise UsageError(f"the seeds {listed} name one twice: the runs' folders are named by their seeds")
     home = RunFolder(out)
     check_free(home.path)
     with home.locked():
@@ -141,7 +146,7 @@ def _train(
         lanes = [Lane(torch.device(configs[0].device)) for _ in range(at_once(configs[0]))]
         outcomes = take_turns(jobs, lanes, tell)
     failures = [
-        f"seed {', '.join(str(c.seed) for c in stack)}: {outcome}"
+        f"seed {stack[0].seed}: {outcome}" if len(stack) == 1 else outcome  # a pass of several names them itself
         for stack, outcome in zip(stacks, outcomes, strict=True)
         if isinstance(outcome, str)
     ]
@@ -206,6 +211,8 @@ def read_series(path: Path) -> list[Config]:
         if not (isinstance(listed, list) and listed):
             raise UsageError("it lists no runs")
         return [config_from(values) for values in listed]
+    except MissingGPU:
+        raise elsewhere(path) from None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as e:
         raise UsageError(f"{str(path / SERIES)!r} cannot be read: {e}") from None
 
