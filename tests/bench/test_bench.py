@@ -138,6 +138,13 @@ def test_the_plot_is_there_even_if_nobody_reads_on(small, monkeypatch, tmp_path)
     assert read(tmp_path)["complete"]
 
 
+def test_a_complete_one_is_said_to_be_that_wherever_it_is(stopped, monkeypatch, capsys):
+    stopped.write_text(json.dumps(json.loads(stopped.read_text()) | {"complete": True}))
+    monkeypatch.setattr(sys.modules["sntg.bench"], "check_writable", None)
+    assert call(monkeypatch, "--resume", stopped) == 2
+    assert "is complete: there is nothing left to measure" in capsys.readouterr().err
+
+
 def changed(path, part, key, value):
     found = json.loads(path.read_text())
     found[part][key] = value

@@ -3,13 +3,14 @@
 import json
 import shutil
 import subprocess
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from sntg.bench import provenance
+from sntg.bench import provenance, report
 from sntg.bench.measure import Row
 from sntg.bench.plot import draw_bench, panels
 from sntg.bench.provenance import hardware, made_by
@@ -47,6 +48,24 @@ def test_nor_one_that_others_are_about_to_write(tmp_path):
             assert [first.name, second.name] == NAMES[:2]
             assert third.name == "2026-11-16-nvidia-h200-4.json"
     assert [p.name for p in tmp_path.iterdir()] == NAMES[2:]
+
+
+def test_nor_one_that_another_user_has_marked_or_that_has_just_been_written(tmp_path, monkeypatch):
+    held = []
+
+    @contextmanager
+    def beside_others(path):
+        if path.name == NAMES[0]:
+            raise PermissionError
+        if path.name == NAMES[1]:
+            path.touch()
+        held.append(path.name)
+        yield
+        held.remove(path.name)
+
+    monkeypatch.setattr(report, "alone", beside_others)
+    with new_file(tmp_path, make_results()):
+        assert held == NAMES[2:]  # the second is free for others
 
 
 def test_an_error_within_is_the_callers(tmp_path):

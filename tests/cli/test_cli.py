@@ -20,6 +20,7 @@ import sntg
 from sntg import terminal
 from sntg.cli import progress
 from sntg.data import CATALOGUE
+from sntg.errors import DivergenceError
 from sntg.methods import METHODS
 from sntg.models import build
 from sntg.training import engines, loop, resolve
@@ -299,6 +300,35 @@ def test_on_a_terminal_the_losses_are_shown_within_an_epoch_too(tmp_path, monkey
     assert "consistency 0.0" in screen.getvalue()
 
 
+def test_of_a_pass_with_a_seed_that_diverged_the_losses_of_another_are_shown(monkeypatch):
+    monkeypatch.setattr(progress, "GLANCE", 0.0)
+    console, configs = (
+        Console(file=StringIO(), force_terminal=True),
+        [resolve("two-moons", 12, "pi", s) for s in (0, 1)],
+    )
+    log = SimpleNamespace(steps=2, means=lambda: [{"supervised": float("nan")}, {"supervised": 0.5}])
+    how = {"steps": 9, "epoch_steps": 3, "log": log, "device": torch.device("cpu")}
+    with terminal.progress_bar(console) as bar:
+        display = progress.Display(configs, console, bar)
+        display.on_step(SimpleNamespace(configs=configs, living=[1], step=3, **how))
+        assert bar.tasks[0].description == "supervised 0.5000"
+        display.on_epoch([{"epoch": 1, "loss": {"supervised": 0.5}, "error": 3.0}])
+        assert bar.tasks[0].description == "seed 1  supervised 0.5000  error 3.00 %"
+
+
+def test_when_a_seed_has_diverged_the_others_errors_are_told(cli, tmp_path, monkeypatch):
+    def diverges(*arguments):
+        raise DivergenceError("seed 1: the supervised loss became nan at step 3")
+
+    monkeypatch.setattr(progress, "run_series", diverges)
+    monkeypatch.setattr(progress, "is_series", lambda out: True)
+    monkeypatch.setattr(progress, "final_errors", lambda out: {0: 1.5, 2: 2.0})
+    code, out, err = cli(*train(tmp_path / "RUN", *QUICK, "--seeds", "0-2"))
+    assert code == 1
+    assert out == "seed 0: 1.50 % error\nseed 2: 2.00 % error\n"
+    assert err.splitlines()[-1] == "sntg: seed 1: the supervised loss became nan at step 3"
+
+
 def test_a_gpu_is_not_asked_within_an_epoch(monkeypatch):
     monkeypatch.setattr(progress, "GLANCE", 0.0)
     console, config = Console(file=StringIO(), force_terminal=True), resolve("two-moons", 12, "pi")
@@ -365,7 +395,7 @@ def test_a_series_gone_on_with_knows_the_seeds_that_are_done(cli, tmp_path, monk
 
     monkeypatch.setattr(progress, "Display", Watched)
     monkeypatch.setattr(progress, "resume_series", lambda *arguments: [])
-    monkeypatch.setattr(progress, "final_errors", lambda out: [1.0, 2.0])
+    monkeypatch.setattr(progress, "final_errors", lambda out: {0: 1.0, 2: 2.0})
     assert cli(*train(tmp_path / "RUN", *QUICK, "--seeds", "0-2"))[0] == 0
     for seed in (0, 2):
         (tmp_path / f"RUN/seed-{seed}/figures/curves.png").touch()  # nothing else is drawn here

@@ -55,6 +55,13 @@ def test_another_users_home_that_is_not_known_is_refused(ask, monkeypatch):
         ask()
 
 
+def test_nor_is_a_folder_called_tilde_made_for_it(monkeypatch):
+    """What older versions of platformdirs answer."""
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda name: f"~/.cache/{name}")
+    with pytest.raises(UsageError, match="home folder is not known"):
+        data_folder()
+
+
 @pytest.mark.parametrize("installed", [True, False])
 def test_so_is_ones_own_where_no_other_is_named(installed, monkeypatch):
     """A container may have users that it knows nothing of."""

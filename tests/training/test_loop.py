@@ -355,6 +355,14 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step():
     assert str(caught.value).endswith(f"at step {len(seen) + 1}")
 
 
+def test_of_several_runs_the_one_that_diverged_is_named():
+    fine, broken = quick("pi"), quick("pi", lr=1e30, ramp_up=0)
+    with pytest.raises(DivergenceError, match=r"^run 2 of 2: the \w+ loss became (nan|inf) at step \d+$"):
+        train([fine, broken])
+    with pytest.raises(DivergenceError, match=r"^seed 7: the \w+ loss became (nan|inf) at step \d+$"):
+        train([fine, replace(broken, seed=7)])
+
+
 def test_the_broken_term_is_the_one_named(monkeypatch):
     """The consistency breaks at the ninth step, the third of the second epoch."""
     calls = []

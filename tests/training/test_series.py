@@ -221,10 +221,10 @@ def test_a_series_may_be_of_one_seed(tmp_path, make):
 def test_the_errors_of_a_series_are_those_of_all_seeds_that_are_done_whenever_that_was(tmp_path):
     with pytest.raises(Interrupted):
         run_series([digits(0), digits(1)], tmp_path, on_step=interrupt_after(5))
-    assert len(final_errors(tmp_path)) == 1
+    assert list(final_errors(tmp_path)) == [0]
     (trained,) = resume_series(tmp_path)
     errors = final_errors(tmp_path)
-    assert len(errors) == 2
+    assert errors.keys() == {0, 1}
     assert errors[1] == trained.error
     for text in ("", "{}\n", "[" * 9 + "\n"):
         (tmp_path / "seed-0/metrics.jsonl").write_text(text)
@@ -273,7 +273,7 @@ def test_nor_where_all_go_through_in_one_pass(tmp_path):
             assert same(contents(folder / f"seed-{seed}"), contents(tmp_path / f"fine/seed-{seed}"))
 
 
-def test_who_resumes_a_pass_with_a_seed_that_diverged_is_told_so_again_at_once(tmp_path):
+def test_who_resumes_a_pass_with_a_seed_that_diverged_is_told_so_again_without_a_step(tmp_path):
     configs = [moons(0), replace(moons(1), lr=1e30, ramp_up=0)]
     with pytest.raises(DivergenceError, match=r"^seed 1: ") as first:
         run_series(configs, tmp_path)

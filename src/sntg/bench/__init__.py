@@ -88,29 +88,30 @@ def run_bench(choice: Choice, out: Path | None = None) -> None:
 
 def resume_bench(path: Path) -> None:
     """Measures what is missing in the results of a bench that was stopped, and adds it to them."""
-    _earlier(path)  # before a mark is put beside what is no bench's
+    _earlier(path)  # before a mark is put beside what is no stopped bench's
     check_writable(path.parent)
     with alone(path):
         choice, results, measured = _earlier(path)
         groups = choice.groups
-        if results.complete:
-            raise UsageError(f"{path} is complete: there is nothing left to measure")
         results.go_on(made_by(choice.command), hardware(choice.device))
         _run(choice, [group for group in groups if not measured.issuperset(group)], results, path)
 
 
 def _earlier(path: Path) -> tuple[Choice, Results, set[Case]]:
-    """What a file's bench was to measure, what it has found, and of which cases."""
+    """What a stopped bench was to measure, by its file, what it has found, and of which cases."""
     try:
         results = Results.read(path)
         for use in (tables, remarks, _title, lambda found: panels(found.rows)):
             use(results)  # what cannot be shown now would fail when all the rest is measured
         measured = {Case(row.dataset, row.method, row.asked, row.precision) for row in results.rows}
-        return Choice.of(results.provenance["command"]), results, measured
+        choice = Choice.of(results.provenance["command"])
     except OSError as e:
         raise UsageError(f"{path} cannot be read: {e.strerror}") from None
     except (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
         raise UsageError(f"{path} holds no results of this version's `sntg bench`") from None
+    if results.complete:
+        raise UsageError(f"{path} is complete: there is nothing left to measure")
+    return choice, results, measured
 
 
 def _run(choice: Choice, groups: list[Group], results: Results, path: Path) -> None:

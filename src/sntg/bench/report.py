@@ -73,7 +73,8 @@ def alone(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        mark.unlink(missing_ok=True)
+        with suppress(OSError):  # some systems keep what is locked; an old mark is in nobody's way
+            mark.unlink()
         lock.release()
 
 
@@ -89,18 +90,19 @@ def new_file(folder: Path, results: Results) -> Iterator[Path]:
     """
     device = re.sub(r"[^a-z0-9]+", "-", str(results.hardware["device"]).lower()).strip("-")
     stem = f"{results.provenance['date']}-{device}"
-    with ExitStack() as held:
-        for number in ("", *(f"-{n}" for n in range(2, 1000))):
-            path = folder / f"{stem}{number}.json"
-            if path.exists():
-                continue
-            with suppress(UsageError):  # another bench is about to write it
+    for number in ("", *(f"-{n}" for n in range(2, 1000))):
+        path = folder / f"{stem}{number}.json"
+        if path.exists():
+            continue
+        with ExitStack() as held:
+            try:
                 held.enter_context(alone(path))
-                if not path.exists():  # nor has it just been written
-                    break
-        else:
-            raise UsageError(f"{str(folder)!r} has too many results named {stem}: choose another folder, --out")
-        yield path
+            except (UsageError, PermissionError):  # another bench, perhaps another user's, is about to write it
+                continue
+            if not path.exists():  # nor has it just been written
+                yield path
+                return
+    raise UsageError(f"{str(folder)!r} has too many results named {stem}: choose another folder, --out")
 
 
 def order(row: Row) -> tuple[int, int, int]:

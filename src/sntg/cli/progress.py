@@ -75,7 +75,7 @@ class Display:
         now = time.monotonic()
         free = stack.device.type == "cpu"  # a GPU would have to be waited for, in the midst of an epoch
         if free and stack.log.steps and self.console.is_terminal and now - self.looked > GLANCE:
-            self.bar.update(self.task, description=_terms(stack.log.means()[0]) + self.error)
+            self.bar.update(self.task, description=_terms(stack.log.means()[stack.living[0]]) + self.error)
             self.looked = now
 
     def on_epoch(self, records: list[Record]) -> None:
@@ -136,20 +136,15 @@ def _show(configs: Sequence[Config], out: Path, work: Callable[[Display], list[T
         cure = "when there is room again" if e.errno in FULL else "when that is put right"
         _stop(f"stopped by the system: {e}" + _hint(out, f"goes on {cure}"), 1)
     except DivergenceError:
-        if is_series(out):
-            _print_mean(final_errors(out))  # of the seeds that did not
+        for seed, error in (final_errors(out) if is_series(out) else {}).items():
+            print(f"seed {seed}: {error:.2f} % error")  # the others have come to their end
         raise
     for trained in done:
         print(_outcome(trained))
     if len(configs) > 1:
-        _print_mean(final_errors(out))
-    print(f"run folder: {out}")
-
-
-def _print_mean(errors: Sequence[float]) -> None:
-    """What the seeds of a series have come to, if several have."""
-    if len(errors) > 1:
+        errors = final_errors(out).values()
         print(f"{len(errors)} seeds: {mean(errors):.2f} % error on average, deviation {stdev(errors):.2f}")
+    print(f"run folder: {out}")
 
 
 def _outcome(trained: Trained) -> str:

@@ -35,9 +35,12 @@ def _expanded(named: str) -> Path:
 
 def _platform_cache(instead: str) -> Path:
     try:
-        return _users_cache()
+        found = _users_cache()
     except RuntimeError:
-        raise UsageError(f"this user's home folder is not known: name a folder by {instead}") from None
+        found = Path()
+    if not found.is_absolute():  # some versions of platformdirs leave a home folder that is not known as ~
+        raise UsageError(f"this user's home folder is not known: name a folder by {instead}")
+    return found
 
 
 def _users_cache() -> Path:

@@ -156,10 +156,13 @@ class Stack:
 
     @property
     def divergence(self) -> str:
-        """What became of those that have; by their seeds, where there are several runs."""
+        """What became of those that have; by their seeds where there are several, by their numbers if seeds recur."""
         if len(self.configs) == 1:
             return self.diverged[0]
-        return "; ".join(f"seed {self.configs[r].seed}: {reason}" for r, reason in sorted(self.diverged.items()))
+        seeds = [config.seed for config in self.configs]
+        unique = len(set(seeds)) == len(seeds)
+        names = [f"seed {seed}" if unique else f"run {r + 1} of {len(seeds)}" for r, seed in enumerate(seeds)]
+        return "; ".join(f"{names[r]}: {reason}" for r, reason in sorted(self.diverged.items()))
 
     def advance(self) -> list[Record] | None:
         """Takes one step; at the end of an epoch it evaluates, and returns the metrics of each living run.
@@ -227,7 +230,9 @@ class Stack:
             parts["random"] = {**parts["random"], "cuda": torch.cuda.get_rng_state(self.device)}
         return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
-    def load_state(self, state: State, histories: list[list[Record]]) -> None:
+    def load_state(
+        self, state: State, histories: list[list[Record]], diverged: Mapping[int, str] | None = None
+    ) -> None:
         """Goes back to what `state` gave, to take the same next step."""
 
         def part(name: str) -> State:
@@ -246,7 +251,7 @@ class Stack:
         torch.set_rng_state(state["random/cpu"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random/cuda"], self.device)
-        self.histories = histories
+        self.histories, self.diverged = histories, dict(diverged or {})
 
     def trained(self) -> list[Trained]:
         """Takes the stack apart into finished runs, the living ones."""

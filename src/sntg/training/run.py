@@ -26,7 +26,7 @@ from sntg.training.tensorboard import Board, check_tensorboard
 FREE = ("data", "split_file", "storage", "engine", "checkpoint_seconds", "tensorboard")
 ONE_PASS = ("mlp",)  # models whose seeds gain from one pass: those of a series are one stack
 OnEpoch = Callable[[Record], None]
-OnEpochs = Callable[[list[Record]], None]  # of every run of a stack
+OnEpochs = Callable[[list[Record]], None]  # of every living run of a stack
 OnStep = Callable[[Stack], None]
 Stops = Callable[[], AbstractContextManager[Callable[[], None]]]  # `stop_requests`, or someone's who has called it
 Load = Callable[[Config], Inputs]  # `load_inputs`, or someone's who knows what others have loaded
@@ -114,11 +114,10 @@ def go_on(
         if checkpoint:
             for config, settings in zip(configs, checkpoint.facts["settings"], strict=True):
                 _check_same(config, settings)
-            runs.load_state(checkpoint.tensors, checkpoint.facts["histories"])
-            runs.diverged = dict(checkpoint.facts.get("diverged", []))
-        for folder, history, config in zip(folders, runs.histories, runs.configs, strict=True):
+            diverged = dict(checkpoint.facts.get("diverged", []))  # earlier versions' have none
+            runs.load_state(checkpoint.tensors, checkpoint.facts["histories"], diverged)
+        for folder, history in zip(folders, runs.histories, strict=True):
             folder.set_metrics(history)
-            folder.set_engine(config.engine)
         return (yield from _carry_on(runs, folders, home, on_epoch, on_step, stops))
 
 
@@ -191,7 +190,7 @@ def _carry_on(
         except DivergenceError as e:  # the others may do better
             runs.diverged[r] = str(e)
     if runs.diverged:
-        raise DivergenceError(runs.divergence)  # the last checkpoint stays: who resumes it is told the same at once
+        raise DivergenceError(runs.divergence)  # the last checkpoint stays: who resumes it is told the same
     remove_checkpoints(home)
     return trained
 

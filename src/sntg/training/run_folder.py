@@ -98,12 +98,6 @@ class RunFolder:
         """Puts the metrics back to where a checkpoint was written."""
         write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in records))
 
-    def set_engine(self, name: str) -> None:
-        """Writes down which engine the run goes on with, where it is not the one before."""
-        values = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
-        if values["engine"] != name:
-            write_text(self.path / CONFIG, json.dumps(values | {"engine": name}, indent=2) + "\n")
-
     def last_error(self) -> float:
         """The error the run reports, from its last line of metrics."""
         try:

@@ -222,10 +222,10 @@ def seeds_done(path: Path) -> int:
     return sum(_folder(path, config).finished for config in read_series(path))
 
 
-def final_errors(path: Path) -> list[float]:
+def final_errors(path: Path) -> dict[int, float]:
     """The error of each seed that is done, whenever that was."""
-    folders = [_folder(path, config) for config in read_series(path)]
-    return [folder.last_error() for folder in folders if (folder.path / WEIGHTS).exists()]
+    folders = {config.seed: _folder(path, config) for config in read_series(path)}
+    return {seed: folder.last_error() for seed, folder in folders.items() if (folder.path / WEIGHTS).exists()}
 
 
 def _folder(home: Path, config: Config) -> RunFolder:
