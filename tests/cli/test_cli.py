@@ -469,6 +469,18 @@ def test_a_seed_beside_several_is_refused(cli, tmp_path):
     assert_refused(result, "--seed 0 and --seeds 0-1: give one of them")
 
 
+@pytest.mark.parametrize(
+    ("seeds", "name"), [("0, 2", "0,2"), ("0-9", "0-9"), (",".join(map(str, range(0, 400, 2))), "200-seeds")]
+)
+def test_a_folder_is_named_by_the_seeds_unless_they_are_many(cli, monkeypatch, seeds, name):
+    told = []
+    monkeypatch.setattr(
+        sys.modules["sntg.cli.app"], "train_with_progress", lambda configs, out, series: told.append(out)
+    )
+    assert cli("train", "two-moons", "--labels", "12", "--seeds", seeds)[0] == 0
+    assert told == [Path("runs") / f"two-moons-12-pi+sntg-{name}"]
+
+
 @pytest.mark.parametrize("seeds", ["", "3-1", "a", "0,0"])
 def test_seeds_that_are_none_are_refused(cli, tmp_path, seeds):
     assert_refused(cli(*train(tmp_path / "RUN", *QUICK, "--seeds", seeds)), f"--seeds '{seeds}'")

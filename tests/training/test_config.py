@@ -238,7 +238,8 @@ def test_a_split_files_labels_are_not_corrupted():
 
 
 @pytest.mark.parametrize(
-    ("device", "words"), [("tpu9", "is not a device"), ("", "is not a device"), ("meta", "is not supported")]
+    ("device", "words"),
+    [("tpu9", "is not a device"), ("", "is not a device"), ("meta", "is not supported"), ("cpu:7", "is not supported")],
 )
 def test_a_device_that_is_none_is_refused(device, words):
     message = refusal(device=device)

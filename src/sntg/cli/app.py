@@ -22,6 +22,8 @@ from sntg.terminal import print_table
 from sntg.training import read_seeds, read_setting, resolve
 from sntg.training.config import default_device
 
+LONGEST_NAME = 60  # characters of a list of seeds that names a folder
+
 app = typer.Typer(
     help="Smooth Neighbors on Teacher Graphs: good classifiers from a handful of labels.",
     no_args_is_help=True,
@@ -99,7 +101,9 @@ def train(
         raise UsageError(f"--seed {seed} and --seeds {seeds}: give one of them")
     each = [seed or 0] if seeds is None else read_seeds(seeds)
     configs = [resolve(dataset, _labels(labels, split), method, s, **places, **_read(settings)) for s in each]
-    name = f"{configs[0].dataset}-{configs[0].labels}-{configs[0].method}-{seeds or each[0]}"
+    listed = (seeds or str(each[0])).replace(" ", "")
+    listed = listed if len(listed) <= LONGEST_NAME else f"{len(each)}-seeds"
+    name = f"{configs[0].dataset}-{configs[0].labels}-{configs[0].method}-{listed}"
     train_with_progress(configs, out or Path("runs") / name, seeds is not None)
 
 

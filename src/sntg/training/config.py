@@ -262,7 +262,7 @@ def check_device(device: str) -> None:
         raise UsageError(f"device = {device!r} is not a device: use cpu, or cuda where there is a GPU") from None
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
         raise MissingGPU(f"device = {device!r}: this machine has {torch.cuda.device_count()} usable CUDA GPUs; use cpu")
-    if wanted.type not in ("cpu", "cuda"):
+    if wanted.type not in ("cpu", "cuda") or (wanted.type == "cpu" and wanted.index):
         raise UsageError(f"device = {device!r} is not supported: use cpu or cuda")
 
 
