@@ -1,6 +1,7 @@
 """Command lines for the tests of the commands, and what they leave behind."""
 
 QUICK = ["--set", "epochs=2", "--set", "batch=1000"]
+HOW = "engine eager, float32, on cpu"  # what a run says first
 BEGUN = ["config.json", "metrics.jsonl", "split.txt"]
 
 

@@ -325,8 +325,8 @@ def test_bfloat16_is_said_to_be_too_coarse_for_vat_alone(method, precision, recw
         assert Stack([config]).configs[0].precision == precision
     told = [str(w.message) for w in recwarn if issubclass(w.category, Notice)]
     if (method, precision) == ("vat+ent+sntg", "bfloat16"):
-        assert told[0].startswith("in bfloat16 the directions of vat+ent+sntg are not exact at first")
-        assert told[0].endswith("; precision = auto is exact enough")
+        assert told[0].startswith("in bfloat16 the directions of vat+ent+sntg are not exact in the first steps")
+        assert told[0].endswith(": precision = auto is exact enough")
     else:
         assert not told
 

@@ -258,10 +258,10 @@ class Stack:
         evaluated = self._evaluated(self._reported())
         features = predict(evaluated, self.test_x).features.cpu()  # here, where the network runs fast
         model = use_precision(deepcopy(evaluated).cpu().eval(), "float32")
+        living = [(r, self.inputs[r]) for r in self.living]
         return [
             Trained(self.configs[r], unstack(model, r), i.data, i.labels, features[r], self.histories[r])
-            for r, i in enumerate(self.inputs)
-            if r in self.living
+            for r, i in living
         ]
 
     def _records(self) -> list[Record]:
@@ -366,8 +366,8 @@ def _decided(config: Config, points: int) -> Config:
             warnings.warn(f"{reason}: it computes in float32", Notice, stacklevel=2)
         precision = "float32"
     elif (precision, METHODS[parse(config.method).base].sixteen_bits) == ("bfloat16", "float16"):
-        reason = f"in bfloat16 the directions of {config.method} are not exact at first (mean cosine to float64: 0.95)"
-        warnings.warn(f"{reason}; precision = auto is exact enough", Notice, stacklevel=2)
+        reason = f"in bfloat16 the directions of {config.method} are not exact in the first steps"
+        warnings.warn(f"{reason}: precision = auto is exact enough", Notice, stacklevel=2)
     return replace(config, engine=engine, precision=precision)
 
 
