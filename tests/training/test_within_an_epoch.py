@@ -1,6 +1,7 @@
 """No step of an epoch asks what a tensor holds: on a GPU the host would wait for the answer, step after step.
 
 A CPU can tell, since reading a value is an operation there too; and what copies to the host is called by its name.
+Where there is a GPU, CUDA itself refuses whatever the host would have to wait for.
 """
 
 from contextlib import contextmanager
@@ -92,13 +93,19 @@ def test_the_steps_of_an_epoch_ask_nothing(method):
     watch_two_epochs(make_config(method, pairs="random", n_pairs=7, noise=0.1))
 
 
-@pytest.mark.parametrize("method", ["pi+ent+sntg", "tempens+sntg", "mt+sntg", "vat+ent+sntg"])
-@pytest.mark.parametrize(("dataset", "labels"), LABELS.items())
-def test_nor_do_those_of_any_dataset_by_its_recipe(dataset, labels, method):
+def of_dataset(dataset, method, **settings):
+    """The dataset's recipe in small: two batches are a shuffle of its points. And such points."""
     small = {"batch": 12, "epochs": 3, "epoch_steps": 2, "eval_every": 3, "bn_batches": 0}
     small |= {"model": "small"} if CATALOGUE[dataset].images else {}
     small |= {"labelled_batch": 4} if method.startswith("vat") else {}
-    watch_two_epochs(resolve(dataset, labels, method, **small), [random_inputs(dataset, points=24, labelled=12)])
+    config = resolve(dataset, LABELS[dataset], method, **(small | settings))
+    return config, [random_inputs(dataset, points=24, labelled=12)]
+
+
+@pytest.mark.parametrize("method", ["pi+ent+sntg", "tempens+sntg", "mt+sntg", "vat+ent+sntg"])
+@pytest.mark.parametrize("dataset", LABELS)
+def test_nor_do_those_of_any_dataset_by_its_recipe(dataset, method):
+    watch_two_epochs(*of_dataset(dataset, method))
 
 
 @pytest.mark.parametrize("graph", ["soft", "knn"])
@@ -108,3 +115,50 @@ def test_nor_do_other_graphs(graph):
 
 def test_every_dataset_is_among_them():
     assert LABELS.keys() == CATALOGUE.keys()
+
+
+# --- on a GPU --------------------------------------------------------------------------------------------------------
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@contextmanager
+def no_waiting():
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+@pytest.mark.parametrize("question", [torch.Tensor.item, torch.Tensor.cpu, torch.Tensor.nonzero])
+def test_waiting_is_noticed(question):
+    total = torch.ones(1, device="cuda")
+    with no_waiting(), pytest.raises(RuntimeError, match="synchroniz"):
+        question(total)
+
+
+def assert_nobody_waits(method, engine):
+    """The first step of an epoch brings its schedule over, the last reads its sums; rows are shuffled in between."""
+    config, inputs = of_dataset("cifar10", method, device="cuda", engine=engine, epochs=2, epoch_steps=9)
+    runs = make_stack(config, inputs=inputs)
+    assert runs.configs[0].engine == engine
+    for _ in range(config.epochs):
+        runs.advance()
+        with no_waiting():
+            assert all(runs.advance() is None for _ in range(config.epoch_steps - 2))
+        assert runs.advance()
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", all_names())
+def test_nobody_waits_for_a_gpu_within_an_epoch(method):
+    assert_nobody_waits(method, "eager")
+
+
+@needs_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["pi+ent+sntg", "tempens+sntg", "mt+sntg", "vat+ent+sntg"])
+def test_nor_where_steps_are_recorded(method):
+    assert_nobody_waits(method, "graph")
