@@ -133,15 +133,21 @@ def summary(found):
     return worst
 
 
-def fifty_steps(config, perturbed=False):
-    """The weights after 50 steps; perturbed: every one of them began one unit in the last place higher."""
+def steps_in_a_row(config, perturbed=False):
+    """The weights after each of 50 steps; perturbed: every one of them began one unit in the last place higher."""
     with own_randomness(config):
         runs = make_stack(config)
         if perturbed:
             perturb(runs)
         for _ in range(50):
             runs.advance()
-    return runs.optimiser.theta.clone()
+            yield runs.optimiser.theta.clone()
+
+
+def fifty_steps(config, perturbed=False):
+    """The weights after the last of them."""
+    *_, last = steps_in_a_row(config, perturbed)
+    return last
 
 
 # A twin may happen to be nearer to eager than rounding usually is. Where a gradient is nearly zero, Adam's step is of
@@ -229,25 +235,28 @@ def double(same_draws, monkeypatch):
     torch.set_default_dtype(before)
 
 
-# Of Pi, temporal ensembling and Mean Teacher without the entropy term, whose chaos is too much for float64 as well.
 ROW = ["supervised", "sntg", "pi", "pi+sntg", "tempens", "tempens+sntg", "mt", "mt+sntg"]
 ROW += ["vat", "vat+sntg", "vat+ent", "vat+ent+sntg"]
+CALM = 1e-6  # as long as the twin is nearer than this, rounding has not grown into anything
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ROW)
-def test_in_float64_fifty_steps_in_a_row_have_the_same_weights_under_every_engine(method, double, record_property):
-    """There rounding is too small to grow into anything within fifty steps: what parts engines here is no chaos."""
+def test_in_float64_steps_in_a_row_have_the_same_weights_under_every_engine(method, double, record_property):
+    """All fifty of them, but where even float64's rounding grows up within them: there those before it has."""
     config = make_config(method, **STILL)
-    expected = fifty_steps(config)
-    assert expected.dtype == torch.float64
-    ends = {engine: fifty_steps(replace(config, engine=engine)) for engine in ENGINES}
-    ends["twin"] = fifty_steps(config, perturbed=True)
-    apart = {name: relative(theta - expected, expected) for name, theta in ends.items()}
-    for name, value in apart.items():
+    expected = list(steps_in_a_row(config))
+    rows = {engine: steps_in_a_row(replace(config, engine=engine)) for engine in ENGINES}
+    rows["twin"] = steps_in_a_row(config, perturbed=True)
+    apart = {name: [relative(a - b, b) for a, b in zip(row, expected, strict=True)] for name, row in rows.items()}
+    calm = next((step for step, distance in enumerate(apart["twin"]) if distance > CALM), 50)
+    found = {name: max(distances[:calm]) for name, distances in apart.items()}
+    for name, value in {"calm steps": calm, **found}.items():
         record_property(name, value)
-    print(f"\n{method} in float64: " + ", ".join(f"{name} {value:.1e}" for name, value in apart.items()))
-    assert max(apart[engine] for engine in ENGINES) < 1e-3
+    print(f"\n{method}, {calm} steps in float64: " + ", ".join(f"{name} {value:.1e}" for name, value in found.items()))
+    assert expected[-1].dtype == torch.float64
+    assert calm >= 5
+    assert max(found[engine] for engine in ENGINES) < 1e-3
 
 
 @pytest.mark.slow
