@@ -1,4 +1,4 @@
-"""Digits, 20 labels: supervised, Pi, Pi+SNTG and LabelSpreading, tuned on seeds 100-109, reported on seeds 0-9.
+"""Digits, 20 labels: supervised, Pi, Pi+SNTG and LabelSpreading, tuned on seeds 100-102, reported on seeds 0-9.
 
     python studies/digits.py tune pi+sntg
     python studies/digits.py test pi+sntg

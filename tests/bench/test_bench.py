@@ -1,5 +1,6 @@
 """`sntg bench` from end to end, on a CPU: what it prints, what it leaves behind, and how it stops."""
 
+import errno
 import json
 import os
 import signal
@@ -136,6 +137,19 @@ def test_the_plot_is_there_even_if_nobody_reads_on(small, monkeypatch, tmp_path)
     with pytest.raises(BrokenPipeError):
         run_bench(Choice("cpu", "pi", "eager", steps=1))
     assert read(tmp_path)["complete"]
+
+
+def test_the_tables_are_printed_even_if_the_disk_has_no_room_for_the_plot(small, monkeypatch, capsys, tmp_path):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sys.modules["sntg.bench"], "draw_bench", full)
+    assert call(monkeypatch, "--methods", "pi", "--engines", "eager", "--steps", "1", "--device", "cpu") == 1
+    (results,) = tmp_path.iterdir()
+    out, err = capsys.readouterr()
+    assert "A step of mlp on two-moons" in out
+    assert out.endswith(f"results: {results.name}\n")
+    assert err.endswith("sntg: stopped by the system: [Errno 28] No space left on device\n")
 
 
 def test_a_complete_one_is_said_to_be_that_wherever_it_is(stopped, monkeypatch, capsys):

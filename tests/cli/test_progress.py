@@ -28,6 +28,12 @@ def test_without_a_terminal_progress_is_one_plain_line_at_a_time(cli, tmp_path):
     assert "\x1b" not in err
 
 
+def test_how_it_trains_is_said_before_the_first_epoch_even_if_that_is_one_step(cli, tmp_path):
+    code, _, err = cli(*train(tmp_path / "RUN", *QUICK, "--set", "epoch_steps=1"))
+    assert code == 0
+    assert [line.split()[0] for line in err.splitlines()] == ["engine", "epoch", "epoch"]
+
+
 def test_a_long_run_prints_some_twenty_lines_and_the_last_epoch(tmp_path, monkeypatch, capsys):
     def pretend(config, out, on_epoch, on_step):
         for epoch in range(1, config.epochs + 1):

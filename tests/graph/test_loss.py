@@ -328,10 +328,16 @@ def test_float16_does_not_overflow():
 # -------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("margin", [0.0, -1.0, NAN, INF])
+@pytest.mark.parametrize("margin", [0.0, -1.0, NAN, INF, "1", None])
 def test_a_margin_that_means_nothing_is_refused(margin):
-    with pytest.raises(UsageError, match=f"margin .* not {margin}"):
+    with pytest.raises(UsageError, match=f"margin .* not {margin!r}"):
         SNTGLoss(margin=margin)
+
+
+@pytest.mark.parametrize("graph", ["soft", SoftGraph, 3])
+def test_what_is_no_graph_is_refused_at_once(graph):
+    with pytest.raises(UsageError, match=r"such as HardGraph\(\) or SoftGraph\(\), not "):
+        SNTGLoss(graph=graph)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +345,9 @@ def test_a_margin_that_means_nothing_is_refused(margin):
     [
         ({"pairs": "both"}, "unknown pairs 'both'"),
         ({"pairs": "half", "n_pairs": 3}, "n_pairs = 3"),
-        ({"pairs": "random", "n_pairs": 0}, "n_pairs = 0"),
+        ({"pairs": None}, "unknown pairs 'None'"),
+        ({"pairs": ["half"]}, "unknown pairs"),
+        ({"pairs": "random", "n_pairs": 0}, "n_pairs = 0 is not a whole number from 1 on$"),
     ],
 )
 def test_pairs_that_no_batch_can_give_are_refused_at_once(arguments, message):
@@ -397,6 +405,21 @@ def test_rows_of_another_length_than_the_batch_are_refused(count):
     loss = SNTGLoss(graph=FixedGraph(torch.zeros(20, dtype=torch.long)))
     with pytest.raises(UsageError, match=rf"rows .*\({count},\)"):
         loss(H, rows=torch.arange(count))
+
+
+@pytest.mark.parametrize("rows", [[17, 18, 19, 20], [-1, 0, 1, 2]])
+@pytest.mark.parametrize("graph", [FixedGraph(torch.zeros(20, dtype=torch.long)), KNNGraph.build(features(20), k=2)])
+def test_rows_that_the_graph_does_not_have_are_refused(graph, rows):
+    SNTGLoss(graph=graph)(H, rows=torch.tensor([0, 1, 18, 19]))
+    with pytest.raises(UsageError, match=rf"rows run from {rows[0]} to {rows[3]}, .* of the points 0 to 19"):
+        SNTGLoss(graph=graph)(H, rows=torch.tensor(rows))
+
+
+@pytest.mark.parametrize("name", ["features", "teacher", "labels", "rows"])
+def test_what_is_no_tensor_is_refused(name):
+    batch = {"features": H, "teacher": P, "labels": Y, "rows": torch.arange(4)}
+    with pytest.raises(UsageError, match=f"{name} must be a tensor, not ndarray"):
+        SNTGLoss()(**{**batch, name: batch[name].numpy()})
 
 
 def test_a_graph_of_rows_says_when_it_has_none():

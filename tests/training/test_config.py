@@ -125,6 +125,11 @@ def test_no_number_may_be_nan_or_infinite(key, value):
     assert f"{key} = {value}" in refusal(**{key: value})
 
 
+@pytest.mark.parametrize("key", ["lr", "w_max", "margin"])
+def test_nor_may_a_whole_number_be_larger_than_any_real_one(key):
+    assert f"{key} = 1000" in refusal(**{key: 10**400})
+
+
 @pytest.mark.parametrize("key", BOUNDS)
 def test_the_bounds_themselves_are_allowed(key):
     """All but the margin's: a margin of 0 would push nothing apart."""

@@ -213,3 +213,9 @@ def test_a_run_can_be_repeated_from_its_own_config(points, tmp_path):
     saved = [(folder / "model.safetensors").read_bytes() for folder in (points[0], tmp_path / "again")]
     assert saved[0] == saved[1]
     assert torch.equal(again.labels, points[1].labels)
+
+
+def test_what_is_no_config_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"'two-moons' is no config: `sntg.resolve` makes one"):
+        run("two-moons", tmp_path / "RUN")
+    assert not (tmp_path / "RUN").exists()

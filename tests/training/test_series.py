@@ -144,6 +144,23 @@ def test_a_series_that_has_lost_a_folder_keeps_what_is_left(tmp_path, steps):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+@pytest.mark.parametrize(("kept", "now"), [([0], "0"), ([0, 1, 1], "0, 1, 2")])
+def test_a_pass_does_not_go_on_with_fewer_or_more_seeds_than_it_has(tmp_path, kept, now):
+    configs = [replace(moons(seed), checkpoint_seconds=0.0) for seed in (0, 1)]
+    with pytest.raises(Interrupted):
+        run_series(configs, tmp_path, on_step=interrupt_after(5))
+    listed = json.loads((tmp_path / SERIES).read_text())
+    changed = [{**listed[i], "seed": seed} for seed, i in enumerate(kept)]
+    (tmp_path / SERIES).write_text(json.dumps(changed))
+    if len(kept) > 2:
+        shutil.copytree(tmp_path / "seed-1", tmp_path / "seed-2")
+        (tmp_path / "seed-2/config.json").write_text(json.dumps(changed[2]))
+    with pytest.raises(
+        UsageError, match=f"lists the seeds {now}, and its checkpoint is of the seeds 0, 1: put it back"
+    ):
+        resume_series(tmp_path)
+
+
 def test_a_seed_that_comes_after_others_and_has_lost_its_folder_is_trained_again(tmp_path):
     run_series([digits(0), digits(1)], tmp_path)
     expected = contents(tmp_path / "seed-1")
@@ -313,7 +330,8 @@ def test_a_finished_series_and_what_is_none_are_refused(tmp_path):
     with pytest.raises(UsageError, match="is not empty"):
         run_series([moons(0), moons(1)], tmp_path / "done")
     (tmp_path / "other").mkdir()
-    for text in ("{}", "[" * 100_000, "[]", "[1]", '[{"no": "such setting"}]'):
+    twice = json.dumps([moons(0).as_dict()] * 2)
+    for text in ("{}", "[" * 100_000, "[]", "[1]", '[{"no": "such setting"}]', twice):
         (tmp_path / "other" / SERIES).write_text(text)
         with pytest.raises(UsageError, match="cannot be read"):
             resume_series(tmp_path / "other")

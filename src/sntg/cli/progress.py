@@ -66,7 +66,7 @@ class Display:
         if self.unspoken:
             self.say_how(stack.configs[0])
         self.taken[stack.configs[0].seed] = stack.step
-        if self.runs > 1 and stack.step % stack.epoch_steps == 0:  # of a run alone the figures have come before
+        if stack.step % stack.epoch_steps == 0:
             seeds = [stack.configs[r].seed for r in stack.living]
             self.ended.setdefault(stack.step // stack.epoch_steps, []).extend(seeds)
         before, passes = self.done // len(stack.configs), self.runs // len(stack.configs)
@@ -81,7 +81,7 @@ class Display:
     def on_epoch(self, records: list[Record]) -> None:
         """Shows an epoch's figures, with the seeds' mean error: on a terminal every epoch's, elsewhere some.
 
-        Those of a series come after the step. Where not all of its seeds are at it, it says which.
+        Where not all seeds of a series are at it, it says which.
         """
         record, epochs = records[0], self.config.epochs
         self.error = _errors(records)

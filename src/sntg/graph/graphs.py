@@ -112,6 +112,11 @@ class KNNGraph:
         nearest = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(flat).kneighbors(return_distance=False)
         return cls(torch.from_numpy(nearest).to(points.device))
 
+    @property
+    def points(self) -> int:
+        """N, how many training points it was built of."""
+        return self.neighbours.shape[-2]
+
     def __call__(self, nodes: Nodes, pairs: Pairs) -> Tensor:
         a, b = _rows(nodes)[..., pairs.i], _rows(nodes)[..., pairs.j]
         return (self._lists(a, b) | self._lists(b, a)).float()
@@ -135,6 +140,11 @@ class FixedGraph:
 
     def __init__(self, classes: Tensor) -> None:
         self.classes = classes
+
+    @property
+    def points(self) -> int:
+        """N, how many training points it was built of."""
+        return self.classes.shape[-1]
 
     def __call__(self, nodes: Nodes, pairs: Pairs) -> Tensor:
         return _agree(_merge(self.classes.gather(-1, _rows(nodes)), nodes.labels), pairs)

@@ -1,6 +1,7 @@
 """The SNTG loss (Eq. 7 and 8): neighbours' features together, the others' a margin apart."""
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -63,9 +64,11 @@ class SNTGLoss(nn.Module):
         graph: Graph | None = None,
     ) -> None:
         super().__init__()
-        if not (margin > 0 and math.isfinite(margin)):
-            raise UsageError(f"the margin must be a positive number, not {margin}")
-        check_pairs(n=2**31, mode=pairs, n_pairs=n_pairs)  # the batch's own size is checked when it is known
+        if not _positive(margin):
+            raise UsageError(f"the margin must be a positive number, not {margin!r}")
+        if graph is not None and (isinstance(graph, type) or not callable(graph)):
+            raise UsageError(f"graph must be a graph, such as HardGraph() or SoftGraph(), not {graph!r}")
+        check_pairs(n=None, mode=pairs, n_pairs=n_pairs)  # with the batch's size again, when it is known
         self.margin = margin
         self.pairs = pairs
         self.n_pairs = n_pairs
@@ -79,16 +82,26 @@ class SNTGLoss(nn.Module):
         rows: Tensor | None = None,
     ) -> Tensor:
         check_loss_inputs(features, teacher, labels, rows)
+        points = getattr(self.graph, "points", None)
+        if rows is not None and points is not None:
+            _check_rows(rows, points)
         teacher = None if teacher is None else teacher.detach()
         pairs = sample_pairs(features.shape[-2], self.pairs, self.n_pairs, features.device)
         W = self.graph(Nodes(teacher, labels, rows), pairs)
         return sntg_loss(features, W, pairs, self.margin)
 
 
+def _positive(value: object) -> bool:
+    return isinstance(value, Real) and 0 < float(value) < math.inf
+
+
 def check_loss_inputs(
     features: Tensor, teacher: Tensor | None, labels: Tensor | None = None, rows: Tensor | None = None
 ) -> None:
     """Says in one sentence what is wrong with a batch, if anything is."""
+    for name, value in {"features": features, "teacher": teacher, "labels": labels, "rows": rows}.items():
+        if not isinstance(value, Tensor) and (value is not None or name == "features"):
+            raise UsageError(f"{name} must be a tensor, not {type(value).__name__}: torch.as_tensor makes one of it")
     if features.ndim < 2 or not features.is_floating_point() or features.shape[-1] == 0:
         raise UsageError(f"features must be real numbers of shape (n, p), not {features.dtype} {tuple(features.shape)}")
     if not torch.isfinite(features).all():
@@ -117,6 +130,15 @@ def _check_teacher(teacher: Tensor, batch: torch.Size) -> None:
         )
     if teacher.is_floating_point() and teacher.shape[-1] == 0:
         raise UsageError(f"teacher must hold probabilities of at least one class, not {tuple(teacher.shape)}")
+
+
+def _check_rows(rows: Tensor, points: int) -> None:
+    """On a GPU a row that does not exist would end the process, not the call."""
+    if rows.numel() == 0:
+        return
+    low, high = int(rows.min()), int(rows.max())
+    if low < 0 or high >= points:
+        raise UsageError(f"rows run from {low} to {high}, and the graph was built of the points 0 to {points - 1}")
 
 
 def _check_labels(labels: Tensor, batch: torch.Size, teacher: Tensor | None) -> None:

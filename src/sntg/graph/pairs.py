@@ -1,5 +1,6 @@
 """Which pairs of a batch the graph term looks at: the second half of the paper's doubly stochastic sampling."""
 
+import math
 from numbers import Integral
 from typing import Literal, NamedTuple
 
@@ -46,19 +47,20 @@ def sample_pairs(
     return _decode(torch.arange(n * (n - 1), device=device), n)
 
 
-def check_pairs(n: int, mode: str, n_pairs: int | None) -> None:
-    """Refuses what no batch of n rows can give."""
-    if mode not in PAIR_MODES:
-        raise unknown("pairs", mode, PAIR_MODES)
-    if n < 2:
+def check_pairs(n: int | None, mode: str, n_pairs: int | None) -> None:
+    """Refuses what no batch of n rows can give; None where the batch's size is not known yet."""
+    if not isinstance(mode, str) or mode not in PAIR_MODES:
+        raise unknown("pairs", str(mode), PAIR_MODES)
+    if n is not None and n < 2:
         raise UsageError(f"a batch of {n} has no pairs: the graph term needs at least 2 rows")
     if n_pairs is None:
         return
     if mode != "random":
         raise UsageError(f"n_pairs = {n_pairs} only means something with pairs = random, not {mode}")
-    if not isinstance(n_pairs, Integral) or not 1 <= n_pairs <= n * (n - 1):
-        most = n * (n - 1)
-        raise UsageError(f"n_pairs = {n_pairs} is not a whole number from 1 to n(n-1) = {most} for a batch of n = {n}")
+    most = math.inf if n is None else n * (n - 1)
+    if not isinstance(n_pairs, Integral) or not 1 <= n_pairs <= most:
+        limits = "from 1 on" if n is None else f"from 1 to n(n-1) = {most} for a batch of n = {n}"
+        raise UsageError(f"n_pairs = {n_pairs} is not a whole number {limits}")
 
 
 def _decode(code: Tensor, n: int) -> Pairs:

@@ -1,5 +1,6 @@
 """A run's settings, all of them, typed, checked, and readable from `key=value`."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_origin
@@ -102,6 +103,7 @@ class Config:
 
 
 LARGEST = 2**31 - 1  # of every whole number
+MAX = sys.float_info.max  # of every real one; a whole number that stands for it may be larger
 # Bounds of the numeric settings: name -> (lowest, highest); None is no bound.
 BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "seed": (0, LARGEST),
@@ -185,11 +187,11 @@ def check_bounds(config: Config) -> None:
     for key, (low, high) in BOUNDS.items():
         value = getattr(config, key)
         high = LARGEST if high is None and TYPES[key] is int else high
-        if not ((low is None or value >= low) and (high is None or value <= high) and abs(value) < float("inf")):
+        if not ((low is None or value >= low) and (high is None or value <= high) and abs(value) <= MAX):
             limits = f"at least {low}" if high is None else f"between {low} and {high}"
             raise UsageError(f"{key} = {value} is out of range: it must be {limits}")
     for key in ("margin", "temperature"):
-        if not 0 < getattr(config, key) < float("inf"):
+        if not 0 < getattr(config, key) <= MAX:
             raise UsageError(f"{key} = {getattr(config, key)} is out of range: it must be above 0")
 
 
@@ -228,6 +230,12 @@ def check_batches(config: Config, points: int, separate: bool) -> None:
     if n < 2:
         raise UsageError(f"batch + labelled_batch = {n} makes a batch of {n} points: it must be at least 2")
     check_pairs(n, config.pairs, config.n_pairs)
+
+
+def check_config(config: object) -> None:
+    """Refuses what is no config at all."""
+    if not isinstance(config, Config):
+        raise UsageError(f"{config!r} is no config: `sntg.resolve` makes one")
 
 
 def check_types(values: Mapping[str, Any]) -> None:

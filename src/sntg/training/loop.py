@@ -33,7 +33,7 @@ from sntg.models import (
 )
 from sntg.training.adam import Adam
 from sntg.training.batches import Batches, Shuffled
-from sntg.training.config import Config, steps_an_epoch
+from sntg.training.config import Config, check_config, steps_an_epoch
 from sntg.training.engines import Step, best_engine, best_precision, start_engine
 from sntg.training.evaluation import error, predict
 from sntg.training.graphs import build_graph
@@ -95,8 +95,12 @@ def train(
 
 def check_stack(configs: Sequence[Config]) -> None:
     """Refuses runs that cannot go through in one pass."""
+    if isinstance(configs, Config):
+        raise UsageError("one config was given where a list of them is wanted: [config]")
     if not configs:
         raise UsageError("there is no run to train: give at least one config")
+    for config in configs:
+        check_config(config)
     for config in configs[1:]:
         for key, value in config.as_dict().items():
             if key not in UNSHARED and value != getattr(configs[0], key):

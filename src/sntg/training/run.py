@@ -13,7 +13,7 @@ import torch
 from sntg.errors import DivergenceError, UsageError
 from sntg.figures import Decisions, Embedding, draw_curves, draw_decisions, draw_embeddings
 from sntg.training.checkpoints import drop_after, read_latest, remove_checkpoints, write_checkpoint
-from sntg.training.config import Config
+from sntg.training.config import Config, check_config
 from sntg.training.evaluation import predict
 from sntg.training.inputs import Inputs
 from sntg.training.loop import Record, Stack, Trained
@@ -48,6 +48,7 @@ def run(
     ...     sorted(p.name for p in Path(folder).iterdir() if p.suffix)
     ['config.json', 'features.safetensors', 'metrics.jsonl', 'model.safetensors', 'split.txt']
     """
+    check_config(config)
     folder = RunFolder(out)
     check_free(folder.path)
     (trained,) = _to_the_end(begin([config], [folder], folder.path, lambda records: on_epoch(records[0]), on_step))
@@ -112,8 +113,7 @@ def go_on(
         runs = Stack(configs, load and [load(c) for c in configs])
         drop_after(home, checkpoint.step if checkpoint else 0)
         if checkpoint:
-            for config, settings in zip(configs, checkpoint.facts["settings"], strict=True):
-                _check_same(config, settings)
+            _check_same(configs, checkpoint.facts["settings"])
             diverged = dict(checkpoint.facts.get("diverged", []))  # earlier versions' have none
             runs.load_state(checkpoint.tensors, checkpoint.facts["histories"], diverged)
         for folder, history in zip(folders, runs.histories, strict=True):
@@ -171,8 +171,9 @@ def _carry_on(
                     folders[r].add_metrics(record)
                     if boards:
                         boards[r].add(record)
-                on_epoch(records)
             on_step(runs)
+            if records:
+                on_epoch(records)
             try:
                 check_stop()
             except Stopped:
@@ -195,13 +196,21 @@ def _carry_on(
     return trained
 
 
-def _check_same(config: Config, settings: dict[str, Any]) -> None:
-    """Refuses to go on with other settings than the checkpoint was written with: config.json has been changed."""
-    for key, value in config.as_dict().items():
-        then = settings.get(key, value)
-        then = tuple(then) if isinstance(then, list) else then
-        if value != then and key not in FREE:
-            raise UsageError(f"{key} is {value} in the run's {CONFIG} and was {then} when its checkpoint was written")
+def _check_same(configs: Sequence[Config], written: Sequence[dict[str, Any]]) -> None:
+    """Refuses to go on with other runs or settings than the checkpoint was written with: a file has been changed."""
+    if len(configs) != len(written):
+        now, before = (
+            ", ".join(map(str, seeds)) for seeds in ((c.seed for c in configs), (s["seed"] for s in written))
+        )
+        raise UsageError(f"{SERIES} lists the seeds {now}, and its checkpoint is of the seeds {before}: put it back")
+    for config, settings in zip(configs, written, strict=True):
+        for key, value in config.as_dict().items():
+            then = settings.get(key, value)
+            then = tuple(then) if isinstance(then, list) else then
+            if value != then and key not in FREE:
+                raise UsageError(
+                    f"{key} is {value} in the run's {CONFIG} and was {then} when its checkpoint was written"
+                )
 
 
 def _checkpoint(runs: Stack, home: Path) -> None:

@@ -210,7 +210,10 @@ def read_series(path: Path) -> list[Config]:
         listed = json.loads((path / SERIES).read_text(encoding="utf-8"))
         if not (isinstance(listed, list) and listed):
             raise UsageError("it lists no runs")
-        return [config_from(values) for values in listed]
+        configs = [config_from(values) for values in listed]
+        if len({config.seed for config in configs}) < len(configs):
+            raise UsageError("it lists a seed twice")
+        return configs
     except MissingGPU:
         raise elsewhere(path) from None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as e:
