@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from sklearn.semi_supervised import LabelSpreading
-from tuning import TUNING_SEEDS, Settings, grid, measure, one_by_one, tune
+from tuning import TUNING_SEEDS, Settings, grid, measure, one_by_one, seed_range, tune
 
 from sntg.data import balanced_split
 from sntg.data.digits import raw_digits
@@ -49,6 +49,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["tune", "test"])
     parser.add_argument("method", choices=sorted(GRIDS))
+    parser.add_argument("--seeds", type=seed_range, default="0-9", help="the seeds to test, as first-last")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     a = parser.parse_args()
     name = f"digits-{a.method.replace('+', '-')}"
@@ -57,4 +58,4 @@ if __name__ == "__main__":
     if a.what == "tune":
         tune(name, GRIDS[a.method], errors, a.out / f"tune-{name}.json", TUNING_SEEDS[:3], reach=0)
     else:
-        measure(name, CHOSEN_SPREADING if spreading else {}, errors, a.out / f"test-{name}.json")
+        measure(name, CHOSEN_SPREADING if spreading else {}, errors, a.out / f"test-{name}.json", a.seeds)

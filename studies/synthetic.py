@@ -9,7 +9,7 @@
 import argparse
 from pathlib import Path
 
-from tuning import grid, measure, one_by_one, stacked, tune
+from tuning import grid, measure, one_by_one, seed_range, stacked, tune
 
 LABELS = 12
 # The label factor L/N is 12/6000, so a w_max of 500 is a final weight of 1. 36 settings for either method.
@@ -32,7 +32,7 @@ if __name__ == "__main__":
     parser.add_argument("dataset", choices=["two-moons", "four-spins"])
     parser.add_argument("method", choices=["pi", "pi+sntg"])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seeds", default="0-9", help="the seeds to test, as first-last")
+    parser.add_argument("--seeds", type=seed_range, default="0-9", help="the seeds to test, as first-last")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     a = parser.parse_args()
     name = f"{a.dataset}-{a.method.replace('+', '-')}"
@@ -40,6 +40,5 @@ if __name__ == "__main__":
         errors = stacked(a.dataset, LABELS, a.method, device=a.device, eval_every=100)
         tune(name, GRIDS[a.dataset, a.method], errors, a.out / f"tune-{name}.json")
     else:
-        first, last = (int(s) for s in a.seeds.split("-"))
         errors = one_by_one(a.dataset, LABELS, a.method, eval_every=25)
-        measure(name, {}, errors, a.out / f"test-{name}.json", range(first, last + 1))
+        measure(name, {}, errors, a.out / f"test-{name}.json", a.seeds)

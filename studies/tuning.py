@@ -21,7 +21,6 @@ import torch
 from sntg.training import resolve, train, train_all
 
 TUNING_SEEDS = range(100, 110)
-TEST_SEEDS = range(0, 10)
 Settings = dict[str, Any]
 Errors = Callable[[list[Settings], range], list[list[float]]]
 
@@ -99,7 +98,13 @@ def ranked(tried: list[dict[str, Any]], reach: int = 1) -> list[dict[str, Any]]:
     return sorted(tried, key=lambda t: t["score"])
 
 
-def measure(name: str, settings: Settings, errors: Errors, out: Path, seeds: range = TEST_SEEDS) -> None:
+def seed_range(text: str) -> range:
+    """The seeds that `first-last` means."""
+    first, last = map(int, text.split("-"))
+    return range(first, last + 1)
+
+
+def measure(name: str, settings: Settings, errors: Errors, out: Path, seeds: range) -> None:
     """Trains the chosen settings on the test seeds and writes the errors."""
     (found,) = errors([settings], seeds)
     save({"name": name, "seeds": list(seeds), "settings": settings, "errors": found}, out)
