@@ -2,7 +2,8 @@
 
 A convolutional net at full learning rate is chaotic: under Adam a difference of 1e-7 grows about tenfold every few
 steps. So engines are compared over 50 steps of which each begins where eager's does, and over 50 in a row; and both
-differences are held against those of an eager twin whose weights began one unit in the last place away.
+differences are held against those of an eager twin whose weights began one unit in the last place away. In float64,
+where chaos has further to go, they are compared in a row for as long as the twin is near.
 """
 
 import os
@@ -235,13 +236,14 @@ def double(same_draws, monkeypatch):
     torch.set_default_dtype(before)
 
 
-ROW = ["supervised", "sntg", "pi", "pi+sntg", "tempens", "tempens+sntg", "mt", "mt+sntg"]
-ROW += ["vat", "vat+sntg", "vat+ent", "vat+ent+sntg"]
+# Without the entropy term but for VAT's: elsewhere it makes training so chaotic that a row ends at once.
+IN_A_ROW = ["supervised", "sntg", "pi", "pi+sntg", "tempens", "tempens+sntg", "mt", "mt+sntg"]
+IN_A_ROW += ["vat", "vat+sntg", "vat+ent", "vat+ent+sntg"]
 CALM = 1e-6  # as long as the twin is nearer than this, rounding has not grown into anything
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ROW)
+@pytest.mark.parametrize("method", IN_A_ROW)
 def test_in_float64_steps_in_a_row_have_the_same_weights_under_every_engine(method, double, record_property):
     """All fifty of them, but where even float64's rounding grows up within them: there those before it has."""
     config = make_config(method, **STILL)
@@ -249,14 +251,14 @@ def test_in_float64_steps_in_a_row_have_the_same_weights_under_every_engine(meth
     rows = {engine: steps_in_a_row(replace(config, engine=engine)) for engine in ENGINES}
     rows["twin"] = steps_in_a_row(config, perturbed=True)
     apart = {name: [relative(a - b, b) for a, b in zip(row, expected, strict=True)] for name, row in rows.items()}
-    calm = next((step for step, distance in enumerate(apart["twin"]) if distance > CALM), 50)
+    calm = next((step for step, distance in enumerate(apart["twin"]) if not distance <= CALM), 50)
     found = {name: max(distances[:calm]) for name, distances in apart.items()}
     for name, value in {"calm steps": calm, **found}.items():
         record_property(name, value)
     print(f"\n{method}, {calm} steps in float64: " + ", ".join(f"{name} {value:.1e}" for name, value in found.items()))
     assert expected[-1].dtype == torch.float64
-    assert calm >= 5
-    assert max(found[engine] for engine in ENGINES) < 1e-3
+    assert calm > config.epoch_steps  # the end of an epoch is among them
+    assert all(distance < 1e-3 for engine in ENGINES for distance in apart[engine][:calm])
 
 
 @pytest.mark.slow

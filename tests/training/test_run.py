@@ -216,6 +216,6 @@ def test_a_run_can_be_repeated_from_its_own_config(points, tmp_path):
 
 
 def test_what_is_no_config_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"'two-moons' is no config: `sntg.resolve` makes one"):
+    with pytest.raises(UsageError, match=r"a config is wanted, .* not str"):
         run("two-moons", tmp_path / "RUN")
     assert not (tmp_path / "RUN").exists()

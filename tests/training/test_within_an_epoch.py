@@ -1,7 +1,7 @@
 """No step of an epoch asks what a tensor holds: on a GPU the host would wait for the answer, step after step.
 
 A CPU can tell, since reading a value is an operation there too; and what copies to the host is called by its name.
-Where there is a GPU, CUDA itself refuses whatever the host would have to wait for.
+Where there is a GPU, PyTorch itself refuses most of what the host would have to wait for.
 """
 
 from contextlib import contextmanager

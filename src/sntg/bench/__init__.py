@@ -125,15 +125,12 @@ def _run(choice: Choice, groups: list[Group], results: Results, path: Path) -> N
         hint = f"; `sntg bench --resume {shlex.quote(str(path))}` goes on from these figures" if left else ""
         print(f"sntg: stopped{hint}", file=sys.stderr)
     if any(row.ms_per_step for row in results.rows):
-        plot, drawn, failed = path.with_suffix(".png"), False, None
+        plot, drawn = path.with_suffix(".png"), False
         try:  # first: nobody may be left to print for
             drawn = draw_bench(panels(results.rows), _title(results), plot)
-        except OSError as e:  # a full disk, say: the figures are measured all the same
-            failed = e
-        print_results(results)
-        print(f"results: {path}{f' and {plot.name}' if drawn else ''}", flush=True)
-        if failed:
-            raise failed
+        finally:  # a disk may have no room for it: the figures are measured all the same
+            print_results(results)
+            print(f"results: {path}{f' and {plot.name}' if drawn else ''}", flush=True)
     if code:
         sys.exit(code)
 

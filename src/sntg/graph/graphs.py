@@ -3,7 +3,7 @@
 All are called alike, `graph(nodes, pairs) -> W`, so the loss never asks which graph it has.
 """
 
-import math
+import sys
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,7 +30,10 @@ class Nodes:
 
 
 class Graph(Protocol):
-    """W for given pairs. `needs_teacher` says whether the nodes must carry the teacher's predictions."""
+    """W for given pairs. `needs_teacher` says whether the nodes must carry the teacher's predictions.
+
+    One that is built ahead of training may say of how many points, `n_points`: then rows it does not have are refused.
+    """
 
     needs_teacher: bool
 
@@ -62,8 +65,7 @@ class SoftGraph:
     needs_teacher = True
 
     def __init__(self, temperature: float = 1.0) -> None:
-        if not (temperature > 0 and math.isfinite(temperature)):
-            raise UsageError(f"the soft graph's temperature must be a positive number, not {temperature}")
+        check_positive("the soft graph's temperature", temperature)
         self.temperature = temperature
 
     def __call__(self, nodes: Nodes, pairs: Pairs) -> Tensor:
@@ -113,7 +115,7 @@ class KNNGraph:
         return cls(torch.from_numpy(nearest).to(points.device))
 
     @property
-    def points(self) -> int:
+    def n_points(self) -> int:
         """N, how many training points it was built of."""
         return self.neighbours.shape[-2]
 
@@ -142,7 +144,7 @@ class FixedGraph:
         self.classes = classes
 
     @property
-    def points(self) -> int:
+    def n_points(self) -> int:
         """N, how many training points it was built of."""
         return self.classes.shape[-1]
 
@@ -156,6 +158,15 @@ GRAPHS: dict[str, str] = {
     "knn": "0/1: k nearest neighbours in input space, fixed (EmbedNN)",
     "fixed": "0/1: same class predicted by a run trained earlier, fixed",
 }
+
+
+def check_positive(name: str, value: object) -> None:
+    """Refuses what is no positive number.
+
+    >>> check_positive("the margin", 0.5)
+    """
+    if not (isinstance(value, int | float | np.integer | np.floating) and 0 < value <= sys.float_info.max):
+        raise UsageError(f"{name} must be a positive number, not {value!r}")
 
 
 def hard_target(teacher: Tensor) -> Tensor:

@@ -1,13 +1,10 @@
 """The SNTG loss (Eq. 7 and 8): neighbours' features together, the others' a margin apart."""
 
-import math
-from numbers import Real
-
 import torch
 from torch import Tensor, nn
 
 from sntg.errors import UsageError
-from sntg.graph.graphs import Graph, HardGraph, Nodes
+from sntg.graph.graphs import Graph, HardGraph, Nodes, check_positive
 from sntg.graph.pairs import PairMode, Pairs, check_pairs, sample_pairs
 
 
@@ -64,8 +61,7 @@ class SNTGLoss(nn.Module):
         graph: Graph | None = None,
     ) -> None:
         super().__init__()
-        if not _positive(margin):
-            raise UsageError(f"the margin must be a positive number, not {margin!r}")
+        check_positive("the margin", margin)
         if graph is not None and (isinstance(graph, type) or not callable(graph)):
             raise UsageError(f"graph must be a graph, such as HardGraph() or SoftGraph(), not {graph!r}")
         check_pairs(n=None, mode=pairs, n_pairs=n_pairs)  # with the batch's size again, when it is known
@@ -82,17 +78,13 @@ class SNTGLoss(nn.Module):
         rows: Tensor | None = None,
     ) -> Tensor:
         check_loss_inputs(features, teacher, labels, rows)
-        points = getattr(self.graph, "points", None)
-        if rows is not None and points is not None:
-            _check_rows(rows, points)
+        n_points = getattr(self.graph, "n_points", None)
+        if rows is not None and n_points is not None:
+            _check_rows(rows, n_points)
         teacher = None if teacher is None else teacher.detach()
         pairs = sample_pairs(features.shape[-2], self.pairs, self.n_pairs, features.device)
         W = self.graph(Nodes(teacher, labels, rows), pairs)
         return sntg_loss(features, W, pairs, self.margin)
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, Real) and 0 < float(value) < math.inf
 
 
 def check_loss_inputs(
@@ -101,7 +93,7 @@ def check_loss_inputs(
     """Says in one sentence what is wrong with a batch, if anything is."""
     for name, value in {"features": features, "teacher": teacher, "labels": labels, "rows": rows}.items():
         if not isinstance(value, Tensor) and (value is not None or name == "features"):
-            raise UsageError(f"{name} must be a tensor, not {type(value).__name__}: torch.as_tensor makes one of it")
+            raise UsageError(f"{name} must be a tensor, not {type(value).__name__}")
     if features.ndim < 2 or not features.is_floating_point() or features.shape[-1] == 0:
         raise UsageError(f"features must be real numbers of shape (n, p), not {features.dtype} {tuple(features.shape)}")
     if not torch.isfinite(features).all():
@@ -132,13 +124,13 @@ def _check_teacher(teacher: Tensor, batch: torch.Size) -> None:
         raise UsageError(f"teacher must hold probabilities of at least one class, not {tuple(teacher.shape)}")
 
 
-def _check_rows(rows: Tensor, points: int) -> None:
+def _check_rows(rows: Tensor, n_points: int) -> None:
     """On a GPU a row that does not exist would end the process, not the call."""
     if rows.numel() == 0:
         return
     low, high = int(rows.min()), int(rows.max())
-    if low < 0 or high >= points:
-        raise UsageError(f"rows run from {low} to {high}, and the graph was built of the points 0 to {points - 1}")
+    if low < 0 or high >= n_points:
+        raise UsageError(f"rows run from {low} to {high}, and the graph was built of the points 0 to {n_points - 1}")
 
 
 def _check_labels(labels: Tensor, batch: torch.Size, teacher: Tensor | None) -> None:

@@ -60,7 +60,7 @@ def check_pairs(n: int | None, mode: str, n_pairs: int | None) -> None:
     most = math.inf if n is None else n * (n - 1)
     if not isinstance(n_pairs, Integral) or not 1 <= n_pairs <= most:
         limits = "from 1 on" if n is None else f"from 1 to n(n-1) = {most} for a batch of n = {n}"
-        raise UsageError(f"n_pairs = {n_pairs} is not a whole number {limits}")
+        raise UsageError(f"n_pairs = {n_pairs!r} is not a whole number {limits}")
 
 
 def _decode(code: Tensor, n: int) -> Pairs:

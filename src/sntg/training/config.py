@@ -188,7 +188,7 @@ def check_bounds(config: Config) -> None:
         value = getattr(config, key)
         high = LARGEST if high is None and TYPES[key] is int else high
         if not ((low is None or value >= low) and (high is None or value <= high) and abs(value) <= MAX):
-            limits = f"at least {low}" if high is None else f"between {low} and {high}"
+            limits = f"finite and at least {low}" if high is None else f"between {low} and {high}"
             raise UsageError(f"{key} = {value} is out of range: it must be {limits}")
     for key in ("margin", "temperature"):
         if not 0 < getattr(config, key) <= MAX:
@@ -235,7 +235,7 @@ def check_batches(config: Config, points: int, separate: bool) -> None:
 def check_config(config: object) -> None:
     """Refuses what is no config at all."""
     if not isinstance(config, Config):
-        raise UsageError(f"{config!r} is no config: `sntg.resolve` makes one")
+        raise UsageError(f"a config is wanted, as `sntg.resolve` makes one, not {type(config).__name__}")
 
 
 def check_types(values: Mapping[str, Any]) -> None:

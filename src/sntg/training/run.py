@@ -199,9 +199,8 @@ def _carry_on(
 def _check_same(configs: Sequence[Config], written: Sequence[dict[str, Any]]) -> None:
     """Refuses to go on with other runs or settings than the checkpoint was written with: a file has been changed."""
     if len(configs) != len(written):
-        now, before = (
-            ", ".join(map(str, seeds)) for seeds in ((c.seed for c in configs), (s["seed"] for s in written))
-        )
+        now = ", ".join(str(config.seed) for config in configs)
+        before = ", ".join(str(settings["seed"]) for settings in written)
         raise UsageError(f"{SERIES} lists the seeds {now}, and its checkpoint is of the seeds {before}: put it back")
     for config, settings in zip(configs, written, strict=True):
         for key, value in config.as_dict().items():
