@@ -3,8 +3,8 @@
     python studies/crossed_runs.py
 
 TempEns+SNTG with the labels of one seed and the first weights, order and noise of another, in every combination
-(`sntg train ... --split FILE --seed N`). Writes docs/results/cifar10/crossed-runs.png; the tables in docs/cifar10.md
-come from here through studies/tables.py.
+(`sntg train ... --split FILE --seed N`). Writes docs/results/cifar10/crossed-runs.png; the tables in
+docs/cifar10-search.md come from here through studies/tables.py.
 """
 
 from pathlib import Path

@@ -132,11 +132,11 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "cifar10.md", "first epochs", first_epochs_table())
     put(ROOT / "docs" / "cifar10.md", "full runs", runs_table())
     put(ROOT / "docs" / "cifar10.md", "gain", gain_table())
-    put(ROOT / "docs" / "cifar10.md", "labels alone", labels_table())
+    put(ROOT / "docs" / "cifar10-search.md", "labels alone", labels_table())
     put(ROOT / "docs" / "cifar10.md", "every k", k_table())
     for images in ("test", "training"):
-        put(ROOT / "docs" / "cifar10.md", f"seed effect, {images}", effect_table(images))
-        put(ROOT / "docs" / "cifar10.md", f"crossed runs, {images}", crossed_table(images))
+        put(ROOT / "docs" / "cifar10-search.md", f"seed effect, {images}", effect_table(images))
+        put(ROOT / "docs" / "cifar10-search.md", f"crossed runs, {images}", crossed_table(images))
     put(ROOT / "README.md", "overview", overview())
     page = ROOT / "src" / "sntg" / "demo" / "ten_seeds.json"
     page.write_text(json.dumps(for_the_page(), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The statistics behind docs/cifar10.md (studies/seed_effect.py, crossed_runs.py) against closed forms and SciPy."""
+"""The statistics behind docs/cifar10*.md (studies/seed_effect.py, crossed_runs.py) against closed forms and SciPy."""
 
 import gzip
 import json
