@@ -55,6 +55,10 @@ def test_the_tables_are_what_the_results_say(dataset: str, tables: ModuleType) -
     assert table_in(document, f"{dataset} tuning") == tables.tuning_table(dataset)
 
 
+def test_the_gain_on_the_digits_is_what_the_results_say(tables: ModuleType) -> None:
+    assert table_in("docs/digits.md", "digits gain") == tables.digits_gain_table()
+
+
 def test_the_first_epochs_are_what_the_results_say_and_every_term_lives(tables: ModuleType) -> None:
     assert table_in("docs/cifar10.md", "first epochs") == tables.first_epochs_table()
     for name in ("first-epochs", "first-epochs-vat"):
