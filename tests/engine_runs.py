@@ -1,5 +1,7 @@
 """Small runs for the tests of the engines, and their state."""
 
+import sys
+
 import torch
 
 from sntg.data import CATALOGUE, Dataset, Split
@@ -40,6 +42,16 @@ def new_state(config):
     with own_randomness(config):
         runs = Stack([config])
         return copied(runs.state()), runs
+
+
+def leave_out_figures(monkeypatch):
+    """Runs leave an empty file where their figures would be: those take longer than such runs."""
+
+    def draw(trained, folder):
+        folder.mkdir(exist_ok=True)
+        (folder / "curves.png").touch()
+
+    monkeypatch.setattr(sys.modules["sntg.training.run"], "draw_figures", draw)
 
 
 def copied(state):

@@ -9,13 +9,12 @@ where chaos has further to go, they are compared in a row for as long as the twi
 import os
 import signal
 import statistics
-import sys
 import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from engine_runs import LABELS, random_inputs
+from engine_runs import LABELS, leave_out_figures, random_inputs
 
 from sntg.models.noise import Dropout, GaussianNoise
 from sntg.training import Stopped, engines, resolve, resume_series, run, run_series
@@ -581,12 +580,7 @@ def series(monkeypatch):
     """Seeds of the small net on images made up here; figures, which take longest, are left out."""
     for user in ("loop", "series"):
         monkeypatch.setattr(f"sntg.training.{user}.load_inputs", lambda config, whitened=None: make_inputs())
-
-    def draw(trained, folder):
-        folder.mkdir(exist_ok=True)
-        (folder / "curves.png").touch()
-
-    monkeypatch.setattr(sys.modules["sntg.training.run"], "draw_figures", draw)
+    leave_out_figures(monkeypatch)
 
     def configs(seeds, method="pi+sntg", engine="graph", precision="bfloat16", **settings):
         short = {"model": "small", "epochs": 3, "eval_every": 1, **settings}

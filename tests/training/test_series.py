@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from engine_runs import leave_out_figures
 
 from sntg.errors import DivergenceError, UsageError
 from sntg.training import RunFolder, final_errors, load, read_seeds, resolve, resume, resume_series, run, run_series
@@ -20,9 +21,8 @@ SEEDS = (3, 1, 4)
 
 
 @pytest.fixture(autouse=True)
-def no_embeddings(monkeypatch):
-    """They take longer than these runs, and have tests of their own."""
-    monkeypatch.setattr(sys.modules["sntg.training.run"], "draw_embeddings", lambda panels, path: path.touch())
+def no_figures(monkeypatch):
+    leave_out_figures(monkeypatch)
 
 
 def moons(seed, **settings):

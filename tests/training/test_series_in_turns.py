@@ -2,12 +2,12 @@
 
 import os
 import signal
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from engine_runs import leave_out_figures
 
 from sntg.errors import DivergenceError
 from sntg.training import RunFolder, Stopped, resolve, resume_series, run, run_series, seeds_done
@@ -26,12 +26,7 @@ def digits(seed, **settings):
 def in_turns(monkeypatch):
     """Up to three seeds take turns, as they do on a GPU; the figures, which take longest, are left out."""
     monkeypatch.setattr("sntg.training.series.at_once", lambda config: 3)
-
-    def draw(trained, folder):
-        folder.mkdir(exist_ok=True)
-        (folder / "curves.png").touch()
-
-    monkeypatch.setattr(sys.modules["sntg.training.run"], "draw_figures", draw)
+    leave_out_figures(monkeypatch)
 
 
 @pytest.fixture
