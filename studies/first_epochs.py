@@ -21,7 +21,7 @@ from sntg.training.randomness import own_randomness
 
 METHODS = ["supervised", "sntg", "pi", "pi+sntg", "tempens", "tempens+sntg", "mt", "mt+sntg"]
 METHODS += ["vat", "vat+sntg", "vat+ent", "vat+ent+sntg"]
-FULL = {"ramp_up": 0, "ramp_down": 0, "skip_first": False}
+FULL = {"ramp_up": 0, "ramp_down": 0}
 
 
 def three_epochs(method: str, data: str, device: str, **settings: Any) -> dict[str, Any]:
@@ -49,8 +49,7 @@ def gradient_norms(runs: Stack) -> dict[str, float]:
     terms, _ = runs.objective(runs.batches.next())
     first = next(p for name, p in runs.model.named_parameters() if name.endswith(".V"))
     norms = {
-        name: float(torch.autograd.grad(term.sum(), first, retain_graph=True, allow_unused=True)[0].norm())
-        for name, term in terms.items()
+        name: float(torch.autograd.grad(term.sum(), first, retain_graph=True)[0].norm()) for name, term in terms.items()
     }
     runs.load_state(state, runs.histories)
     return norms

@@ -26,6 +26,7 @@ PROTOTYPE: dict[str, tuple[list[float], float | None]] = {
     "0.4": ([11.65, 11.74], None),
     "1.0": ([14.15], 0.019),
 }
+BEST = 5  # settings of each method that a table of the tuning shows
 K_SEEDS = range(4)  # that k = 0.4, of which the prototype has two runs, was run with
 LABELS = {"two-moons": 12, "four-spins": 12, "digits": 20}
 
@@ -46,11 +47,11 @@ def seeds_table(dataset: str) -> str:
     return "\n".join(rows)
 
 
-def tuning_table(dataset: str, best: int = 5) -> str:
+def tuning_table(dataset: str) -> str:
     """The best settings of each method on the tuning seeds; the first of each is the chosen one."""
     rows = ["| method | score | mean | median | settings |", "|---" * 5 + "|"]
     for method, result in results(dataset, "tune").items():
-        for tried in result["tried"][:best]:
+        for tried in result["tried"][:BEST]:
             settings = ", ".join(f"{k} {v}" for k, v in tried["settings"].items())
             errors = tried["errors"]
             figures = f"{tried['score']:.2f} | {mean(errors):.2f} | {median(errors):.2f}"

@@ -8,7 +8,6 @@ equal size. Seeds 0-9, which the tables report, are trained with the chosen sett
 import itertools
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +17,8 @@ from typing import Any
 
 import torch
 
+from sntg.bench.provenance import made_by
+from sntg.files import write_text
 from sntg.training import resolve, train, train_all
 
 TUNING_SEEDS = range(100, 110)
@@ -112,21 +113,12 @@ def measure(name: str, settings: Settings, errors: Errors, out: Path, seeds: ran
 
 
 def save(record: dict[str, Any], out: Path) -> None:
-    """Writes a result with where it came from; beside first, then renamed."""
+    """Writes a result with where it came from."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_suffix(".partial")
-    beside.write_text(json.dumps(record | {"provenance": provenance()}, indent=1) + "\n")
-    os.replace(beside, out)
+    write_text(out, json.dumps(record | {"provenance": provenance()}, indent=1) + "\n")
 
 
 def provenance() -> dict[str, str]:
     """The command, the commit, the hardware and the versions a result was made with."""
-    described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
-    commit = os.environ.get("COMMIT") or described.stdout.strip()  # a copy of the tree may have no history
     hardware = torch.cuda.get_device_name() if torch.cuda.is_initialized() else f"{os.cpu_count()} CPU cores"
-    return {
-        "command": " ".join(["python", *sys.argv]),
-        "commit": commit,
-        "hardware": hardware,
-        "torch": torch.__version__,
-    }
+    return made_by(" ".join(["python", *sys.argv])) | {"hardware": hardware, "torch": torch.__version__}

@@ -10,11 +10,12 @@ import pytest
 from sntg.bench import starting
 from sntg.bench.cases import Case
 from sntg.bench.starting import kept_bytecode, start_anew
+from sntg.errors import Notice
 
 
 def test_a_start_in_a_new_process():
     assert start_anew(Case("two-moons", "pi", "eager", "float32"), "cpu") > 0
-    with pytest.warns(UserWarning, match="pie on two-moons.* does not start in a process of its own: .*pie"):
+    with pytest.warns(Notice, match="pie on two-moons.* does not start in a process of its own: .*pie"):
         assert start_anew(Case("two-moons", "pie", "eager", "float32"), "cpu") is None
 
 

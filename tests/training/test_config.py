@@ -398,8 +398,8 @@ def test_the_settings_changed_by_the_caller_survive_json():
 
 def test_every_setting_is_checked_somehow():
     """A number without bounds, or a word without choices, would let nonsense through."""
-    elsewhere = {"dataset", "labels", "method", "device", "pairs", "n_pairs", "temperature", "fixed_from"}
-    paths = {"data", "split_file"}
+    elsewhere = {"dataset", "labels", "method", "device", "pairs", "n_pairs", "margin", "temperature"}
+    paths = {"data", "split_file", "fixed_from"}
     written_by_the_run = {"overridden", "data_hash"}
     unchecked = set(TYPES) - set(BOUNDS) - set(CHOICES) - elsewhere - paths - written_by_the_run
     assert {TYPES[key] for key in unchecked} == {bool}

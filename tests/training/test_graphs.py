@@ -38,8 +38,8 @@ def steps(monkeypatch):
 
 def test_a_graph_built_in_every_step_needs_nothing_of_the_points():
     nothing = []
-    assert isinstance(build_graph([quick()], nothing), HardGraph)
-    soft = build_graph([quick(graph="soft", temperature=0.3)], nothing)
+    assert isinstance(build_graph([quick()], nothing, nothing), HardGraph)
+    soft = build_graph([quick(graph="soft", temperature=0.3)], nothing, nothing)
     assert isinstance(soft, SoftGraph)
     assert soft.temperature == 0.3
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sntg.errors import DivergenceError
+from sntg.errors import DivergenceError, Notice
 from sntg.training.engines import beside_others
 from sntg.training.lanes import Lane, take_turns
 from sntg.training.stopping import Stopped
@@ -296,7 +296,7 @@ def test_an_error_between_the_rounds_ends_all_of_them_too():
 def test_one_that_finds_no_memory_beside_the_others_begins_again_when_a_lane_is_free():
     told, ends = [], [torch.OutOfMemoryError("too little"), None]
     jobs = [lambda: job("a", 3, told), lambda: job("b", 1, told, ends.pop(0))]
-    with pytest.warns(UserWarning, match="too small for 2 runs at once"):
+    with pytest.warns(Notice, match="too small for 2 runs at once: the last of them waits"):
         assert take_turns(jobs, lanes(2)) == [["a"], ["b"]]
     assert told == ["a0", "b0", "a1", "b out", "a2", "a done", "a out", "b0", "b done", "b out"]
 

@@ -219,10 +219,27 @@ def test_the_config_holds_every_value_and_reads_back_equal(finished):
 
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "figures/curves.png"])
-def test_a_run_is_finished_when_its_weights_and_its_last_figure_are_there(copy, missing):
+@pytest.mark.parametrize("home", [".", ".."], ids=["its own", "its pass's"])
+def test_a_run_with_checkpoints_is_finished_when_its_weights_and_its_last_figure_are_there(copy, missing, home):
+    (copy / home / "checkpoints" / "000000000120").mkdir(parents=True)
     assert RunFolder(copy).finished
     (copy / missing).unlink()
     assert not RunFolder(copy).finished
+
+
+def test_a_run_without_checkpoints_is_finished_when_its_weights_are_there(copy):
+    shutil.rmtree(copy / "figures")
+    assert RunFolder(copy).finished
+    (copy / "model.safetensors").unlink()
+    assert not RunFolder(copy).finished
+
+
+def test_a_finished_run_whose_figures_were_removed_is_not_trained_again(copy):
+    shutil.rmtree(copy / "figures")
+    metrics = (copy / "metrics.jsonl").read_bytes()
+    with pytest.raises(UsageError, match="is finished"):
+        resume(copy)
+    assert (copy / "metrics.jsonl").read_bytes() == metrics
 
 
 @pytest.mark.parametrize("engine", ["eager", "compiled", "graph"])

@@ -173,6 +173,7 @@ def test_a_seed_that_comes_after_others_and_has_lost_its_settings_is_not_overwri
     run_series([digits(0), digits(1)], tmp_path)
     (tmp_path / "seed-1/config.json").unlink()
     (tmp_path / "seed-1/figures/curves.png").unlink()
+    write_checkpoint(tmp_path / "seed-1", 12, {}, {})
     with pytest.raises(UsageError, match=r"seed-1' has no config\.json.*: put it back, or remove the folder"):
         resume_series(tmp_path)
     assert (tmp_path / "seed-1/model.safetensors").exists()

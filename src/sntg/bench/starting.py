@@ -19,6 +19,7 @@ import torch
 
 from sntg.bench.cases import Case, config_of, inputs_of
 from sntg.bench.timing import seconds
+from sntg.errors import Notice
 from sntg.training import Config, Inputs, Stack
 from sntg.training.randomness import own_randomness
 
@@ -42,7 +43,7 @@ def start_anew(case: Case, device: str) -> float | None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        warnings.warn(f"{case} does not start in a process of its own: {reason}", stacklevel=2)
+        warnings.warn(f"{case} does not start in a process of its own: {reason}", Notice, stacklevel=2)
         return None
     return float(done.stdout.split()[-1])
 

@@ -22,10 +22,36 @@ from sntg.models.modes import (
 from sntg.models.precision import LOSS_SCALE, PRECISIONS, use_precision
 from sntg.models.small import SmallNet
 
-__all__ = ["BN_MOMENTUM", "LOSS_SCALE", "MLP", "MODELS", "NORMALISATIONS", "PRECISIONS"]
-__all__ += ["Classifier", "Conv13", "ConvNet", "Layer", "Linearised", "Output", "SmallNet", "at_once", "build"]
-__all__ += ["differentiated", "estimate_statistics", "flatten", "frozen_statistics", "initialising", "shared_noise"]
-__all__ += ["split_like", "stack", "two_batches", "unstack", "use_precision", "without_kernels"]
+__all__ = [
+    "BN_MOMENTUM",
+    "CONVOLUTIONAL",
+    "LOSS_SCALE",
+    "MLP",
+    "MODELS",
+    "NORMALISATIONS",
+    "PRECISIONS",
+    "Classifier",
+    "Conv13",
+    "ConvNet",
+    "Layer",
+    "Linearised",
+    "Output",
+    "SmallNet",
+    "at_once",
+    "build",
+    "differentiated",
+    "estimate_statistics",
+    "flatten",
+    "frozen_statistics",
+    "initialising",
+    "shared_noise",
+    "split_like",
+    "stack",
+    "two_batches",
+    "unstack",
+    "use_precision",
+    "without_kernels",
+]
 
 Builder = Callable[[tuple[int, ...], int, float, float, str], Classifier]
 

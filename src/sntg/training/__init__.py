@@ -20,14 +20,29 @@ from sntg.training.series import (
 from sntg.training.stopping import Stopped
 from sntg.training.workers import train_all
 
-__all__ = ["SERIES", "Adam", "Config", "Inputs", "Record", "RunFolder", "Schedule", "Stack", "Stopped"]
-__all__ += ["Trained"]
-__all__ += ["config_to_resume", "load", "load_inputs", "ramp_down", "ramp_up", "read_setting", "recipe", "resolve"]
-__all__ += [
+__all__ = [
+    "SERIES",
+    "Adam",
+    "Config",
+    "Inputs",
+    "Record",
+    "RunFolder",
+    "Schedule",
+    "Stack",
+    "Stopped",
+    "Trained",
+    "config_to_resume",
     "final_errors",
     "is_series",
+    "load",
+    "load_inputs",
+    "ramp_down",
+    "ramp_up",
     "read_seeds",
     "read_series",
+    "read_setting",
+    "recipe",
+    "resolve",
     "resume",
     "resume_series",
     "run",

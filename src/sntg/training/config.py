@@ -56,7 +56,7 @@ class Config:
     skip_first: bool = True  # no consistency in the first epoch
     w_max: float = 100.0  # the consistency's weight (lambda_1), before the label factor
     label_factor: bool = True  # multiply w_max by L/N
-    consistency: str = "mse"  # or "kl"
+    consistency: str = "mse"  # or "kl", which VAT's always is
     ent: float = 1.0  # the entropy term's weight, in units of the consistency's
     k: float = 0.4  # the graph term's weight, in units of the consistency's (lambda_2 / lambda_1)
     margin: float = 1.0  # m, how far apart those who are not neighbours are pushed
@@ -104,8 +104,8 @@ class Config:
 
 LARGEST = 2**31 - 1  # of every whole number
 MAX = sys.float_info.max  # of every real one; a whole number that stands for it may be larger
-# Bounds of the numeric settings: name -> (lowest, highest); None is no bound.
-BOUNDS: dict[str, tuple[float | None, float | None]] = {
+# Bounds of the numeric settings: name -> (lowest, highest); None is no bound but what a number can be.
+BOUNDS: dict[str, tuple[float, float | None]] = {
     "seed": (0, LARGEST),
     "epochs": (1, None),
     "validation": (0, None),
@@ -119,7 +119,6 @@ BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "w_max": (0, None),
     "ent": (0, None),
     "k": (0, None),
-    "margin": (0, None),
     "graph_start": (0, None),
     "graph_ramp": (0, None),
     "neighbours": (1, None),
@@ -187,7 +186,7 @@ def check_bounds(config: Config) -> None:
     for key, (low, high) in BOUNDS.items():
         value = getattr(config, key)
         high = LARGEST if high is None and TYPES[key] is int else high
-        if not ((low is None or value >= low) and (high is None or value <= high) and abs(value) <= MAX):
+        if not (low <= value <= (MAX if high is None else high)):
             limits = f"finite and at least {low}" if high is None else f"between {low} and {high}"
             raise UsageError(f"{key} = {value} is out of range: it must be {limits}")
     for key in ("margin", "temperature"):

@@ -17,7 +17,7 @@ AT_ONCE = 1000  # points on the device while an earlier run predicts
 SAME_SPLIT = ("dataset", "labels", "seed", "split", "label_noise", "validation", "whitening")
 
 
-def build_graph(configs: Sequence[Config], points: Sequence[Tensor], splits: Sequence[Split] = ()) -> Graph:
+def build_graph(configs: Sequence[Config], points: Sequence[Tensor], splits: Sequence[Split]) -> Graph:
     """The graph of a stack of runs with each run's training points (N, *event), in the host's memory, and its split."""
     return BUILDERS[configs[0].graph](configs, points, splits)
 

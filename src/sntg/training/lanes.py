@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from sntg.errors import DivergenceError
+from sntg.errors import DivergenceError, Notice
 from sntg.training.engines import beside_others
 from sntg.training.loop import Trained
 from sntg.training.run import Steps, advance
@@ -128,7 +128,8 @@ def take_turns(
                 except torch.OutOfMemoryError:
                     if len(training) == 1:
                         raise
-                    warnings.warn(f"the GPU's memory is too small for {len(training)} runs at once", stacklevel=2)
+                    at_once = f"the GPU's memory is too small for {len(training)} runs at once"
+                    warnings.warn(f"{at_once}: the last of them waits until another has ended", Notice, stacklevel=2)
                     waiting.appendleft(number)
                     lanes = [other for other in lanes if other is not lane]
                 del training[lane]

@@ -13,7 +13,7 @@ from typing import Any
 from sntg.data import count_rows, entry
 from sntg.errors import UsageError
 from sntg.methods import parse
-from sntg.training.config import LARGEST, Config, check_types, config_from
+from sntg.training.config import ARGUMENTS, LARGEST, Config, check_types, config_from
 
 RAMPS = ("ramp_up", "ramp_down", "graph_start", "graph_ramp", "early_epochs")
 PAPER, LAINE, TARVAINEN, MIYATO, OURS = "paper", "Pi/TempEns code", "Mean Teacher code", "VAT code", "ours"
@@ -79,7 +79,7 @@ MEAN_TEACHER = {"stepwise": True, "skip_first": False}
 SVHN_500 = {"epoch_steps": 500, "early_momentum": 0.99, "early_epochs": 80, "label_factor": False, "stepwise": True}
 ONE_LABELLED = {"batch": 99, "labelled_batch": 1, "w_max": 1.0}
 ALL_LABELLED = {"batch": 100, "labelled_batch": 0, "w_max": 100.0}
-VAT = {"batch": 128, "labelled_batch": 32, "w_max": 1.0, "label_factor": False, "ramp_up": 0}
+VAT = {"batch": 128, "labelled_batch": 32, "w_max": 1.0, "label_factor": False, "ramp_up": 0, "consistency": "kl"}
 VAT_IMAGES = {"epoch_steps": 400, "lr": 1e-3, "ramp_down": 40, "decay": "linear", "stepwise": True, "padding": "zero"}
 VAT_IMAGES |= {"normalisation": "batch", "bn_momentum": 0.99, "bn_batches": 100, "noise": 0.0, "report": "raw"}
 
@@ -196,12 +196,8 @@ def resolve(dataset: str, labels: int | str, method: str, seed: int = 0, **setti
     ).values
     if 1 <= settings.get("epochs", 0) <= LARGEST:  # any other number of them is refused by Config
         settings = _scaled_ramps(values, settings["epochs"]) | settings
-    values |= settings | {"overridden": tuple(sorted(set(settings) - RUN_ARGUMENTS))}
+    values |= settings | {"overridden": tuple(sorted(set(settings) - ARGUMENTS))}
     return config_from({"dataset": dataset, "labels": labels, "method": method, "seed": seed} | values)
-
-
-# Not settings of a recipe.
-RUN_ARGUMENTS = {"device", "data", "validation", "split_file", "tensorboard", "engine", "precision", "storage"}
 
 
 def _label_count(dataset: str, labels: int | str, settings: dict[str, Any]) -> int | str:

@@ -30,6 +30,7 @@ from sntg.data import Split, entry, write_rows, write_split
 from sntg.errors import DivergenceError, UsageError
 from sntg.files import PARTIAL, write_bytes, write_text
 from sntg.models import Classifier, build
+from sntg.training.checkpoints import has_checkpoints
 from sntg.training.config import Config, MissingGPU, config_from
 
 CONFIG, METRICS, WEIGHTS, FEATURES = "config.json", "metrics.jsonl", "model.safetensors", "features.safetensors"
@@ -123,8 +124,14 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end: the figures are drawn last."""
-        return (self.path / "figures" / "curves.png").exists() and (self.path / WEIGHTS).exists()
+        """Whether the run came to its end: it draws its figures last, and only then removes its checkpoints.
+
+        So figures that somebody has removed are no reason to train again. Runs of one pass have its checkpoints.
+        """
+        if not (self.path / WEIGHTS).exists():
+            return False
+        drawn = (self.path / "figures" / "curves.png").exists()
+        return drawn or not any(map(has_checkpoints, (self.path, self.path.resolve().parent)))
 
 
 def check_free(path: Path) -> None:
