@@ -64,7 +64,7 @@ class Effect(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A full run's errors (%): on the test images, and on the training images in the mean of the last epochs."""
+    """A full run's errors (%): on the test images, and the teacher's on the training images in the last epochs."""
 
     test: float
     training: float

@@ -12,6 +12,7 @@ from statistics import mean, median
 from typing import Any
 
 from crossed_runs import crossed_table
+from odds import PROTOTYPE_K4, correlations_table, odds_table
 from scipy import stats
 from seed_effect import PI_SNTG, effect_table, gain_table, labels_table, read_run, runs_table
 
@@ -23,7 +24,7 @@ METHODS = {"supervised": "supervised", "pi": "Pi", "pi-sntg": "Pi+SNTG", "label-
 PROTOTYPE: dict[str, tuple[list[float], float | None]] = {
     "0.1": ([PI_SNTG.prototype], 0.0014),
     "0.2": ([10.81], None),
-    "0.4": ([11.65, 11.74], None),
+    "0.4": (PROTOTYPE_K4, None),
     "1.0": ([14.15], 0.019),
 }
 BEST = 5  # settings of each method that a table of the tuning shows
@@ -168,6 +169,8 @@ if __name__ == "__main__":
     for images in ("test", "training"):
         put(ROOT / "docs" / "cifar10-search.md", f"seed effect, {images}", effect_table(images))
         put(ROOT / "docs" / "cifar10-search.md", f"crossed runs, {images}", crossed_table(images))
+    put(ROOT / "docs" / "cifar10-search.md", "odds", odds_table())
+    put(ROOT / "docs" / "cifar10-search.md", "correlations", correlations_table())
     put(ROOT / "README.md", "overview", overview())
     page = ROOT / "src" / "sntg" / "demo" / "ten_seeds.json"
     page.write_text(json.dumps(for_the_page(), indent=1) + "\n")

@@ -75,6 +75,8 @@ def test_the_full_runs_are_what_the_results_say(tables: ModuleType) -> None:
     for images in ("test", "training"):
         assert table_in("docs/cifar10-search.md", f"seed effect, {images}") == tables.effect_table(images)
         assert table_in("docs/cifar10-search.md", f"crossed runs, {images}") == tables.crossed_table(images)
+    assert table_in("docs/cifar10-search.md", "odds") == tables.odds_table()
+    assert table_in("docs/cifar10-search.md", "correlations") == tables.correlations_table()
 
 
 def test_the_overview_and_the_demos_page_are_what_the_results_say(tables: ModuleType) -> None:

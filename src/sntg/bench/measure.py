@@ -66,6 +66,7 @@ class Built:
     stack: Stack
     starts_s: list[float | None]  # in new processes: the first and, if it was asked for, the second
     started_s: float  # in this one
+    step_s: float  # roughly: how long a step takes
     peak_gib: float | None
 
 
@@ -100,9 +101,8 @@ class Bench:
         operations = [self._count(case) for case in group]
         release(self.device)
         built = [self._build(case) for case in group]
-        steps = [b.stack.advance for b in built]
-        lengths = [block_length(seconds(step, self.device, UNMEASURED) / UNMEASURED, self.steps) for step in steps]
-        rounds = take_turns(steps, lengths, self.device)
+        lengths = [block_length(b.step_s, self.steps) for b in built]
+        rounds = take_turns([b.stack.advance for b in built], lengths, self.device)
         return [self._row(*figures) for figures in zip(built, rounds, lengths, operations, strict=True)]
 
     def _build(self, case: Case) -> Built:
@@ -121,9 +121,9 @@ class Bench:
         with compiler_cache(cache):
             starts = self._starts(case, cache)
             took = seconds(lambda: stacks.append(begin(config, inputs)), self.device)
-        seconds(stacks[0].advance, self.device, UNMEASURED)
+        step = seconds(stacks[0].advance, self.device, UNMEASURED) / UNMEASURED
         peak = (torch.cuda.max_memory_allocated(self.device) - before) / GIB if on_cuda else None
-        return Built(case, stacks[0], starts, took, peak)
+        return Built(case, stacks[0], starts, took, step, peak)
 
     def _starts(self, case: Case, cache: Path) -> list[float | None]:
         """Starts a case in new processes. The first fills the compiler's cache, for the second and for this process."""

@@ -2,8 +2,8 @@
 
     checkpoints/000000012000/manifest.json, 000.safetensors, 001.safetensors, ...
 
-A checkpoint is a set of named tensors and some plain facts. Tensors are cut into pieces so that no file is larger than
-MAX_FILE: a run can move between machines piece by piece. The manifest has each file's sha256, and its own.
+A checkpoint is a set of named tensors and some plain facts. Tensors are cut into pieces so that no file of them is
+larger than MAX_FILE: a run can move between machines piece by piece. The manifest has each file's sha256, and its own.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from sntg.files import PARTIAL
 
 FOLDER, MANIFEST = "checkpoints", "manifest.json"
 MAX_FILE = 15 * 2**20
-PIECE = 7 * 2**20  # bytes of one piece of a tensor: two fit into a file beside their names
+PIECE = MAX_FILE // 2 - 2**19  # bytes of one piece of a tensor: two fit into a file beside their names
 FORMAT = 2
 
 
