@@ -35,6 +35,8 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         (":]).square().mean(-1)", ":]).square().sum(-1)"),  # the distance is averaged over the features
         ("torch.where(zero, 1.0, squared).sqrt()", "squared.sqrt()"),  # NaN gradient at zero distance
         ("else teacher.detach()", "else teacher"),  # no gradient into the teacher, whatever the graph
+    ],
+    ("graph/loss.py", "graph/test_refusals.py"): [
         ("low < 0 or high >= n_points", "high > n_points"),  # a row that does not exist
     ],
     ("graph/graphs.py", "graph/test_graphs.py"): [

@@ -1,0 +1,118 @@
+"""What the SNTG loss refuses, and that it says what is wrong."""
+
+import pytest
+import torch
+
+from sntg.errors import UsageError
+from sntg.graph import FixedGraph, KNNGraph, SNTGLoss, SoftGraph
+
+NAN, INF = float("nan"), float("inf")
+H = torch.arange(20.0, dtype=torch.float64).view(4, 5)
+P = torch.eye(3, dtype=torch.float64)[[0, 1, 2, 1]]
+Y = torch.tensor([0, -1, 2, -1])
+
+
+@pytest.mark.parametrize("margin", [0.0, -1.0, NAN, INF, 10**400, "1", None])
+def test_a_margin_that_means_nothing_is_refused(margin):
+    with pytest.raises(UsageError, match=f"margin .* not {margin!r}"):
+        SNTGLoss(margin=margin)
+
+
+@pytest.mark.parametrize("graph", ["soft", SoftGraph, 3])
+def test_what_is_no_graph_is_refused_at_once(graph):
+    with pytest.raises(UsageError, match=r"such as HardGraph\(\) or SoftGraph\(\), not "):
+        SNTGLoss(graph=graph)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"pairs": "both"}, "unknown pairs 'both'"),
+        ({"pairs": "half", "n_pairs": 3}, "n_pairs = 3"),
+        ({"pairs": None}, "unknown pairs 'None'"),
+        ({"pairs": ["half"]}, "unknown pairs"),
+        ({"pairs": "random", "n_pairs": 0}, "n_pairs = 0 is not a whole number from 1 on$"),
+    ],
+)
+def test_pairs_that_no_batch_can_give_are_refused_at_once(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        SNTGLoss(**arguments)
+
+
+def test_more_pairs_than_the_batch_has_are_refused():
+    with pytest.raises(UsageError, match=r"n_pairs = 13 .* n\(n-1\) = 12 for a batch of n = 4"):
+        SNTGLoss(pairs="random", n_pairs=13)(H, P)
+
+
+def with_one(value, like):
+    spoiled = like.clone()
+    spoiled[1, 0] = value
+    return spoiled
+
+
+@pytest.mark.parametrize(
+    ("h", "p", "labels", "message"),
+    [
+        (with_one(NAN, H), P, None, "features hold NaN or infinite"),
+        (with_one(-INF, H), P, None, "features hold NaN or infinite"),
+        (H, with_one(NAN, P), None, "teacher holds NaN or infinite"),
+        (H, with_one(INF, P), None, "teacher holds NaN or infinite"),
+        (H[:1], P[:1], None, "a batch of 1 has no pairs"),
+        (H[:0], P[:0], None, "a batch of 0 has no pairs"),
+        (H[:0], P[:0], Y[:0], "a batch of 0 has no pairs"),
+        (H[0], P, None, r"features must be .* \(5,\)"),
+        (H.long(), P, None, r"features must be .* torch.int64 \(4, 5\)"),
+        (H[:, :0], P, None, r"features must be .* \(4, 0\)"),
+        (H, P[:3], None, r"n = 4, not torch.float64 \(3, 3\)"),
+        (H, P[:, 0], None, r"n = 4, not torch.float64 \(4,\)"),
+        (H, P.long(), None, r"n = 4, not torch.int64 \(4, 3\)"),
+        (H, P.argmax(1)[:3], None, r"n = 4, not torch.int64 \(3,\)"),
+        (H, P, Y[:3], r"labels must be \(4,\) whole numbers, not torch.int64 \(3,\)"),
+        (H, P, Y.float(), "labels must be .* whole numbers, not torch.float32"),
+        (H, P, torch.tensor([0, -1, 3, -1]), "labels run from -1 to 3: a class is 0 to 2"),
+        (H, P, torch.tensor([0, -2, 1, -1]), "labels run from -2 to 1: a class is 0 to 2"),
+        (H, P.argmax(1), torch.tensor([0, -2, 1, -1]), "labels run from -2 to 1"),
+        (H, None, None, "teacher's predictions"),
+    ],
+)
+def test_a_bad_batch_is_refused_with_what_is_wrong(h, p, labels, message):
+    with pytest.raises(UsageError, match=message):
+        SNTGLoss()(h, p, labels)
+
+
+@pytest.mark.parametrize("count", [3, 5, 9])
+def test_rows_of_another_length_than_the_batch_are_refused(count):
+    """Slices of a longer list would pair the wrong rows without a word."""
+    loss = SNTGLoss(graph=FixedGraph(torch.zeros(20, dtype=torch.long)))
+    with pytest.raises(UsageError, match=rf"rows .*\({count},\)"):
+        loss(H, rows=torch.arange(count))
+
+
+@pytest.mark.parametrize("rows", [[17, 18, 19, 20], [-1, 0, 1, 2]])
+@pytest.mark.parametrize(
+    "graph", [FixedGraph(torch.zeros(20, dtype=torch.long)), KNNGraph.build(torch.rand(20, 5), k=2)]
+)
+def test_rows_that_the_graph_does_not_have_are_refused(graph, rows):
+    SNTGLoss(graph=graph)(H, rows=torch.tensor([0, 1, 18, 19]))
+    with pytest.raises(UsageError, match=rf"rows run from {rows[0]} to {rows[3]}, .* of the points 0 to 19"):
+        SNTGLoss(graph=graph)(H, rows=torch.tensor(rows))
+
+
+@pytest.mark.parametrize("name", ["features", "teacher", "labels", "rows"])
+def test_what_is_no_tensor_is_refused(name):
+    batch = {"features": H, "teacher": P, "labels": Y, "rows": torch.arange(4)}
+    with pytest.raises(UsageError, match=f"{name} must be a tensor, not ndarray"):
+        SNTGLoss()(**{**batch, name: batch[name].numpy()})
+
+
+def test_a_graph_of_rows_says_when_it_has_none():
+    with pytest.raises(UsageError, match="rows' numbers"):
+        SNTGLoss(graph=FixedGraph(torch.zeros(4, dtype=torch.long)))(H, P)
+
+
+def test_a_teacher_of_negative_class_numbers_or_of_no_class_is_refused():
+    features = torch.randn(4, 3)
+    with pytest.raises(UsageError, match="negative values"):
+        SNTGLoss()(features, torch.tensor([0, -1, 1, 0]))
+    with pytest.raises(UsageError, match="at least one class"):
+        SNTGLoss()(features, torch.zeros(4, 0))
