@@ -14,7 +14,7 @@ import pytest
 from sntg.bench import Choice, run_bench
 from sntg.bench.cases import BASES, METHODS
 from sntg.bench.measure import Bench
-from sntg.bench.report import alone
+from sntg.bench.report import Results, alone
 from sntg.cli import main
 from sntg.training import engines
 
@@ -150,6 +150,33 @@ def test_the_tables_are_printed_even_if_the_disk_has_no_room_for_the_plot(small,
     assert "A step of mlp on two-moons" in out
     assert out.endswith(f"results: {results.name}\n")
     assert err.endswith("sntg: stopped by the system: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_the_tables_are_printed_even_if_the_disk_has_no_room_for_the_figures(
+    small, monkeypatch, capsys, tmp_path, writes
+):
+    write, written = Results.write, []
+
+    def full(results, path):
+        if len(written) == writes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(path)
+        write(results, path)
+
+    monkeypatch.setattr(Results, "write", full)
+    assert call(monkeypatch, "--methods", "pi", "--engines", "eager", "--steps", "1", "--device", "cpu") == 1
+    out, err = capsys.readouterr()
+    assert "A step of mlp on two-moons" in out
+    message = "sntg: stopped by the system: [Errno 28] No space left on device"
+    if not writes:
+        assert err.endswith(f"{message}\n")
+        assert list(tmp_path.iterdir()) == []
+        return
+    (results,) = tmp_path.iterdir()
+    assert out.endswith(f"results: {results.name}\n")
+    assert err.endswith(f"{message}; `sntg bench --resume {results.name}` goes on from the figures in it\n")
+    assert not json.loads(results.read_text())["complete"]
 
 
 def test_a_complete_one_is_said_to_be_that_wherever_it_is(stopped, monkeypatch, capsys):

@@ -208,6 +208,14 @@ def test_a_released_run_is_gone(fake_cuda):
     assert fake_cuda == ["empty_cache"]
 
 
+def test_a_ratio_is_of_steps_that_were_asked_for_alike():
+    """Where no engine but eager works, every case falls back to it: each is compared with its own kind."""
+    asked = [Row("digits", "pi", how, "eager", "float32", auto=True, rounds_ms=[1.0]) for how in ("eager", "compiled")]
+    graph = [replace(row, method="pi+sntg", rounds_ms=[2.0 + number]) for number, row in enumerate(asked)]
+    found = [(each["asked"], each["engine"], each["ratio"]) for each in overheads([*asked, *graph])]
+    assert found == [("eager", "eager", 2.0), ("compiled", "eager", 3.0)]
+
+
 def test_no_ratio_is_taken_of_different_engines():
     one = Row("cifar10", "pi", "graph", "graph", "bfloat16", auto=True, rounds_ms=[1.0])
     fallen = replace(one, method="pi+sntg", engine="compiled", rounds_ms=[2.0])

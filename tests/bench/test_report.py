@@ -92,7 +92,8 @@ def test_the_file_has_all_there_is(tmp_path):
 
 
 def test_the_tables_show_rows_in_order_and_what_auto_is(capsys):
-    overhead = {"method": "pi", "dataset": "cifar10", "engine": "graph", "precision": "bfloat16", "ratio": 1.0234}
+    overhead = {"method": "pi", "dataset": "cifar10", "asked": "graph", "engine": "graph", "precision": "bfloat16"}
+    overhead |= {"ratio": 1.0234}
     print_results(make_results(GRAPH, FAILED, EAGER, overheads=[overhead]))
     out = capsys.readouterr().out
     lines = [line for line in out.splitlines() if "pi+sntg │" in line]

@@ -1,7 +1,7 @@
 """What a person types that cannot be: exit code 2, one sentence, and nothing left behind."""
 
 import json
-import tempfile
+from pathlib import Path
 
 import pytest
 from command_line import assert_refused, files, train
@@ -148,13 +148,13 @@ def test_an_output_folder_that_is_not_writable(cli, tmp_path, monkeypatch):
     def refuse(*arguments, **options):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(Path, "touch", refuse)
     assert_refused(cli(*train(tmp_path / "RUN")), "cannot be written: Read-only file system")
     assert files(tmp_path) == []
 
 
 def test_a_demo_folder_that_is_not_writable(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.mkdtemp", lambda *a, **k: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    monkeypatch.setattr(Path, "touch", lambda *a, **k: (_ for _ in ()).throw(PermissionError(13, "denied")))
     monkeypatch.setattr("sntg.demo.train_all", lambda *a: pytest.fail("work was begun"))
     assert_refused(cli("demo", "--out", tmp_path), str(tmp_path), "cannot be written")
 

@@ -84,6 +84,12 @@ def test_a_dataset_has_the_hash_of_its_content():
     assert one == again != other
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32, 0.5, None])
+def test_a_seed_that_nothing_can_be_drawn_with_is_refused(seed):
+    with pytest.raises(UsageError, match=f"seed = {seed} is not a whole number"):
+        load_dataset("two-moons", seed)
+
+
 @pytest.mark.parametrize("look_up", [entry, load_dataset])
 def test_an_unknown_name_is_answered_with_the_nearest_and_all(look_up):
     with pytest.raises(UsageError, match="unknown dataset 'two-mons': did you mean 'two-moons'") as caught:

@@ -208,7 +208,15 @@ def test_a_point_is_not_its_own_neighbour_even_among_duplicates():
     assert [sorted(row) for row in graph.neighbours.tolist()] == [[j for j in range(5) if j != i] for i in range(5)]
 
 
-@pytest.mark.parametrize(("k", "message"), [(0, "k = 0"), (-2, "k = -2"), (5, "k = 5 .* more than 5 points, not 5")])
+@pytest.mark.parametrize(
+    ("k", "message"),
+    [
+        (0, "k = 0"),
+        (-2, "k = -2"),
+        (5, "k = 5 .* more than 5 points, not 5"),
+        (1.5, "k = 1.5 .* is not a whole number"),
+    ],
+)
 def test_a_number_of_neighbours_that_cannot_be_is_refused(k, message):
     with pytest.raises(UsageError, match=message):
         KNNGraph.build(torch.randn(5, 2), k)

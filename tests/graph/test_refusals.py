@@ -12,7 +12,7 @@ P = torch.eye(3, dtype=torch.float64)[[0, 1, 2, 1]]
 Y = torch.tensor([0, -1, 2, -1])
 
 
-@pytest.mark.parametrize("margin", [0.0, -1.0, NAN, INF, 10**400, "1", None])
+@pytest.mark.parametrize("margin", [0.0, -1.0, NAN, INF, 10**400, "1", None, True])
 def test_a_margin_that_means_nothing_is_refused(margin):
     with pytest.raises(UsageError, match=f"margin .* not {margin!r}"):
         SNTGLoss(margin=margin)
@@ -57,6 +57,8 @@ def with_one(value, like):
         (with_one(-INF, H), P, None, "features hold NaN or infinite"),
         (H, with_one(NAN, P), None, "teacher holds NaN or infinite"),
         (H, with_one(INF, P), None, "teacher holds NaN or infinite"),
+        (1e154 * H, P, None, "features are as large as 1.9e\\+155: the squares of their distances overflow"),
+        ((1e19 * H).float(), P, None, "features are as large as 1.9e\\+20"),
         (H[:1], P[:1], None, "a batch of 1 has no pairs"),
         (H[:0], P[:0], None, "a batch of 0 has no pairs"),
         (H[:0], P[:0], Y[:0], "a batch of 0 has no pairs"),
@@ -86,6 +88,13 @@ def test_rows_of_another_length_than_the_batch_are_refused(count):
     loss = SNTGLoss(graph=FixedGraph(torch.zeros(20, dtype=torch.long)))
     with pytest.raises(UsageError, match=rf"rows .*\({count},\)"):
         loss(H, rows=torch.arange(count))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_rows_that_are_no_whole_numbers_are_refused(dtype):
+    loss = SNTGLoss(graph=FixedGraph(torch.zeros(20, dtype=torch.long)))
+    with pytest.raises(UsageError, match=rf"rows must be \(4,\) whole numbers .*, not {dtype} \(4,\)"):
+        loss(H, rows=torch.ones(4, dtype=dtype))
 
 
 @pytest.mark.parametrize("rows", [[17, 18, 19, 20], [-1, 0, 1, 2]])

@@ -163,6 +163,23 @@ def test_later_checkpoints_and_unfinished_ones_are_dropped_before_a_run_goes_on(
     assert names(two) == ["000000000005"]
 
 
+def test_what_somebody_has_put_beside_them_is_left_alone(two, tmp_path_factory):
+    """A file named as a checkpoint, or a link to a folder, is none; nor is a name of digits that are no numerals."""
+    beside = two / "checkpoints"
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for name in ("000000000999", "000000000999.partial", "notes.partial"):
+        (beside / name).write_text("mine")
+    (beside / "000000000998").symlink_to(elsewhere)
+    (beside / "²").mkdir()
+    told = []
+    assert read_latest(two, told.append).step == 9
+    assert told == []
+    drop_after(two, 5)
+    mine = {"000000000998", "000000000999", "000000000999.partial", "notes.partial", "²"}
+    assert {p.name for p in beside.iterdir()} == {"000000000005"} | mine
+    assert elsewhere.exists()
+
+
 def test_nothing_to_drop_is_no_mistake(tmp_path):
     drop_after(tmp_path, 0)
     assert names(tmp_path) is None

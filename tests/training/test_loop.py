@@ -456,6 +456,8 @@ def test_no_run_at_all_is_refused():
 
 def test_what_is_no_list_of_configs_is_refused():
     config = resolve("two-moons", 12, "pi")
+    with pytest.raises(UsageError, match="a list of configs is wanted, not generator"):
+        train(each for each in [config])
     with pytest.raises(UsageError, match=r"a list of them is wanted: \[config\]"):
         train(config)
     with pytest.raises(UsageError, match=r"a config is wanted, .* not dict"):

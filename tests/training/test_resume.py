@@ -318,6 +318,14 @@ def test_other_data_than_the_run_began_with_are_refused_and_nothing_is_touched(c
     assert {name: (copy / name).read_bytes() for name in files(copy)} == before
 
 
+def test_what_a_process_killed_in_the_midst_of_a_file_has_left_goes(copy, unpainted):
+    (copy / "figures").mkdir()
+    for name in ("model.safetensors.4711.partial", "figures/curves.png.4711.partial", "thesis.mp4.partial"):
+        (copy / name).write_text("half")
+    resume(copy)
+    assert [p.name for p in copy.rglob("*.partial")] == ["thesis.mp4.partial"]
+
+
 def test_two_at_work_on_one_run_are_refused(copy):
     before = files(copy)
     with RunFolder(copy).locked(), pytest.raises(UsageError, match="another process is at work on the run"):

@@ -4,8 +4,8 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -122,13 +122,35 @@ def test_a_file_in_the_way_is_named(tmp_path, below):
     assert file.read_text() == "mine"
 
 
+@pytest.mark.parametrize("target", ["nowhere", "link"])
+def test_a_link_that_leads_nowhere_is_named(tmp_path, target):
+    (tmp_path / "link").symlink_to(tmp_path / target)
+    message = refusal(check_free, tmp_path / "link")
+    assert message.endswith(f"cannot be made: {str(tmp_path / 'link')!r} is a link that leads nowhere")
+
+
+def test_a_folder_may_be_used_in_which_a_process_was_killed_while_it_tried_to_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "unlink", lambda path: None)
+    check_free(tmp_path)
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir())
+    started(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [LOCK, "config.json", "split.txt", "validation.txt"]
+
+
+@pytest.mark.parametrize("path", [None, 3, "a\0b"])
+def test_what_can_be_no_folder_is_refused(path):
+    for what in (RunFolder, load, resume):
+        assert f"not {path!r}" in refusal(what, path)
+
+
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     """As a full or read-only disk answers; permissions do not bind the root user that tests may run as."""
 
     def refuse(*arguments, **options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(Path, "touch", refuse)
     message = refusal(check_free, tmp_path / "run")
     assert message == f"the output folder {str(tmp_path / 'run')!r} cannot be written: Permission denied"
 

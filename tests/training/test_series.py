@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -12,7 +13,18 @@ import torch
 from engine_runs import leave_out_figures
 
 from sntg.errors import DivergenceError, UsageError
-from sntg.training import RunFolder, final_errors, load, read_seeds, resolve, resume, resume_series, run, run_series
+from sntg.training import (
+    RunFolder,
+    Stopped,
+    final_errors,
+    load,
+    read_seeds,
+    resolve,
+    resume,
+    resume_series,
+    run,
+    run_series,
+)
 from sntg.training.checkpoints import write_checkpoint
 from sntg.training.run import ONE_PASS
 from sntg.training.run_folder import SERIES
@@ -350,6 +362,34 @@ def test_what_cannot_be_trained_leaves_the_folder_free(tmp_path):
     for _ in range(2):
         with pytest.raises(UsageError, match="none"):
             run_series(there_are_none, tmp_path / "RUN")
+
+
+def test_seeds_in_one_pass_that_are_asked_to_stop_while_they_are_finished_do(tmp_path, monkeypatch):
+    """Finishing takes a second a seed: nobody waits for a thousand of them after a Ctrl-C."""
+    configs, module = [moons(seed) for seed in SEEDS], sys.modules["sntg.training.run"]
+    finish, finished = module._finish, []
+
+    def asked(*done):
+        finish(*done)
+        finished.append(done)
+        signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_finish", asked)
+        with pytest.raises(Stopped) as stopped:
+            run_series(configs, tmp_path / "series")
+    assert stopped.value.signal == signal.SIGTERM
+    assert len(finished) == 1
+    assert len(resume_series(tmp_path / "series")) == len(SEEDS)
+    run_series(configs, tmp_path / "whole")
+    for seed in SEEDS:
+        assert same(contents(tmp_path / "series" / f"seed-{seed}"), contents(tmp_path / "whole" / f"seed-{seed}"))
+
+
+def test_what_a_process_killed_over_the_list_of_seeds_has_left_goes(tmp_path):
+    (tmp_path / "series.json.4711.partial").write_text("[")
+    run_series([moons(0)], tmp_path)
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_seeds_in_one_pass_stopped_while_they_are_finished_are_finished_by_the_next_attempt(tmp_path, monkeypatch):

@@ -23,6 +23,8 @@ from sntg.training.engines import ENGINES
 from sntg.training.run_folder import check_writable
 from sntg.training.stopping import Terminated, sigterm_interrupts
 
+FAILED = 1  # the exit code of a bench that the system has stopped
+
 HOME = Path("benchmarks/results")  # in a checkout
 
 
@@ -119,20 +121,28 @@ def _run(choice: Choice, groups: list[Group], results: Results, path: Path) -> N
     try:
         with sigterm_interrupts():
             _measure_with_bar(groups, Bench(choice.device, choice.steps, results.matrix_product), results, path)
-    except KeyboardInterrupt as stop:
-        code = 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+    except (KeyboardInterrupt, OSError) as stop:
+        code = _exit_code(stop)
+        by = f" by the system: {stop}" if isinstance(stop, OSError) else ""
         left = path.exists() and not results.complete
-        hint = f"; `sntg bench --resume {shlex.quote(str(path))}` goes on from these figures" if left else ""
-        print(f"sntg: stopped{hint}", file=sys.stderr)
+        hint = f"; `sntg bench --resume {shlex.quote(str(path))}` goes on from the figures in it" if left else ""
+        print(f"sntg: stopped{by}{hint}", file=sys.stderr)
     if any(row.ms_per_step for row in results.rows):
         plot, drawn = path.with_suffix(".png"), False
         try:  # first: nobody may be left to print for
-            drawn = draw_bench(panels(results.rows), _title(results), plot)
+            drawn = code != FAILED and draw_bench(panels(results.rows), _title(results), plot)
         finally:  # a disk may have no room for it: the figures are measured all the same
             print_results(results)
-            print(f"results: {path}{f' and {plot.name}' if drawn else ''}", flush=True)
+            if path.exists():
+                print(f"results: {path}{f' and {plot.name}' if drawn else ''}", flush=True)
     if code:
         sys.exit(code)
+
+
+def _exit_code(stop: BaseException) -> int:
+    if isinstance(stop, OSError):  # a disk that is full, say
+        return FAILED
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
 
 
 def _measure_with_bar(groups: list[Group], bench: Bench, results: Results, path: Path) -> None:

@@ -208,9 +208,9 @@ def overheads(rows: Sequence[Row]) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for one in rows:
         for other in rows:
-            same = all(getattr(one, key) == getattr(other, key) for key in ("dataset", "engine", "precision"))
+            same = all(getattr(one, key) == getattr(other, key) for key in ("dataset", "asked", "engine", "precision"))
             if same and other.method == one.method + SNTG and one.rounds_ms:
                 ratios = [b / a for a, b in zip(one.rounds_ms, other.rounds_ms, strict=True)]
-                shared = {key: getattr(one, key) for key in ("dataset", "method", "engine", "precision")}
+                shared = {key: getattr(one, key) for key in ("dataset", "method", "asked", "engine", "precision")}
                 found.append(shared | {"ratio": median(ratios), "rounds": ratios})
     return found

@@ -143,7 +143,7 @@ def remarks(results: Results) -> list[str]:
     lines += [f"a large matrix product in {name}: {rate:.3g} TFLOP/s" for name, rate in results.matrix_product.items()]
     for found in results.overheads:
         what = f"{found['method']} on {found['dataset']} with +sntg: {found['ratio']:.3f} times the step without"
-        lines.append(f"{what} ({found['engine']}, {found['precision']})")
+        lines.append(f"{what} ({_engine(found['engine'], found['asked'])}, {found['precision']})")
     return [*lines, *verdicts(results.measured), *failures(results.rows), *disturbances(results.measured)]
 
 
@@ -171,8 +171,12 @@ def around(row: Row) -> Cells:
 
 
 def _how(row: Row) -> Cells:
-    instead = "" if row.engine == row.asked else f" instead of {row.asked}"
-    return {"method": row.method, "how": f"{row.engine}{instead} {row.precision}{' *' if row.auto else ''}"}
+    engine = _engine(row.engine, row.asked)
+    return {"method": row.method, "how": f"{engine} {row.precision}{' *' if row.auto else ''}"}
+
+
+def _engine(engine: str, asked: str) -> str:
+    return engine if engine == asked else f"{engine} instead of {asked}"
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -1,6 +1,7 @@
 """The datasets by name. A new one is a file here and a line in CATALOGUE."""
 
 from dataclasses import replace
+from numbers import Integral
 
 from sntg.data.augmentation import PADDINGS, centre, crop, flip, pad, translate
 from sntg.data.dataset import Dataset, Entry, content_hash
@@ -12,7 +13,7 @@ from sntg.data.split_files import count_rows, read_split, write_rows, write_spli
 from sntg.data.splits import SPLITS, UNLABELLED, Split, balanced_split, check_label_count, make_split
 from sntg.data.synthetic import FOUR_SPINS, TWO_MOONS
 from sntg.data.whitening import WHITENINGS, whiten
-from sntg.errors import unknown
+from sntg.errors import UsageError, unknown
 
 __all__ = ["CATALOGUE", "IMAGE_SETS", "PADDINGS", "SPLITS", "UNLABELLED", "WHITENINGS", "Dataset", "Entry", "Split"]
 __all__ += ["balanced_split", "centre", "check_label_count", "count_rows", "crop", "data_folder", "entry", "flip"]
@@ -55,6 +56,8 @@ def load_dataset(name: str, seed: int = 0, data: str = "") -> Dataset:
     >>> load_dataset("two-moons").classes
     2
     """
+    if not isinstance(seed, Integral) or not 0 <= seed < 2**32:
+        raise UsageError(f"seed = {seed!r} is not a whole number from 0 to {2**32 - 1}")
     loaded = entry(name).load(seed, data)
     if loaded.content_hash:
         return loaded

@@ -104,8 +104,12 @@ class KNNGraph:
     @classmethod
     def build(cls, points: Tensor, k: int = 10) -> "KNNGraph":
         """Finds each point's k nearest others; `points` (N, ...) are the inputs before augmentation."""
+        if not isinstance(points, Tensor):
+            raise UsageError(f"points must be a tensor (N, ...), not {type(points).__name__}")
         if points.ndim < 2 or not torch.isfinite(points).all():
             raise UsageError(f"points must be finite numbers (N, ...); these are {tuple(points.shape)} or not finite")
+        if not isinstance(k, int | np.integer):
+            raise UsageError(f"k = {k!r} nearest neighbours is not a whole number")
         if not 1 <= k < len(points):
             raise UsageError(f"k = {k} nearest neighbours need more than {k} points, not {len(points)}")
         from sklearn.neighbors import NearestNeighbors  # here: scikit-learn takes a second to load
@@ -165,7 +169,8 @@ def check_positive(name: str, value: object) -> None:
 
     >>> check_positive("the margin", 0.5)
     """
-    if not (isinstance(value, int | float | np.integer | np.floating) and 0 < value <= sys.float_info.max):
+    number = value.item() if isinstance(value, np.integer | np.floating) else value
+    if isinstance(number, bool) or not (isinstance(number, int | float) and 0 < number <= sys.float_info.max):
         raise UsageError(f"{name} must be a positive number, not {value!r}")
 
 
@@ -198,4 +203,4 @@ def _rows(nodes: Nodes) -> Tensor:
         raise UsageError(
             "a graph built before training needs the rows' numbers in the training set, and none were given"
         )
-    return nodes.rows
+    return nodes.rows.long()

@@ -96,15 +96,25 @@ def check_loss_inputs(
             raise UsageError(f"{name} must be a tensor, not {type(value).__name__}")
     if features.ndim < 2 or not features.is_floating_point() or features.shape[-1] == 0:
         raise UsageError(f"features must be real numbers of shape (n, p), not {features.dtype} {tuple(features.shape)}")
-    if not torch.isfinite(features).all():
-        raise UsageError("features hold NaN or infinite values")
+    _check_sizes(features)
     batch = features.shape[:-1]
     if teacher is not None:
         _check_teacher(teacher, batch)
-    if rows is not None and (rows.shape != batch or rows.is_floating_point()):
-        raise UsageError(f"rows must be {tuple(batch)} numbers of training points, not {tuple(rows.shape)}")
+    if rows is not None and (rows.shape != batch or rows.is_floating_point() or rows.dtype == torch.bool):
+        what = f"{rows.dtype} {tuple(rows.shape)}"
+        raise UsageError(f"rows must be {tuple(batch)} whole numbers of training points, not {what}")
     if labels is not None:
         _check_labels(labels, batch, teacher)
+
+
+def _check_sizes(features: Tensor) -> None:
+    """Of numbers so large that a squared distance of theirs overflows, the loss would be NaN."""
+    if not torch.isfinite(features).all():
+        raise UsageError("features hold NaN or infinite values")
+    largest = float(features.detach().abs().max()) if features.numel() else 0.0
+    exact = torch.finfo(torch.promote_types(features.dtype, torch.float32))
+    if largest > (exact.max / features.shape[-1]) ** 0.5 / 2:
+        raise UsageError(f"features are as large as {largest:.3g}: the squares of their distances overflow")
 
 
 def _check_teacher(teacher: Tensor, batch: torch.Size) -> None:

@@ -9,6 +9,7 @@ larger than MAX_FILE: a run can move between machines piece by piece. The manife
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ def drop_after(run: Path, step: int) -> None:
     for folder in _written(run):
         if int(folder.name) > step:
             shutil.rmtree(folder)
-    for unfinished in (run / FOLDER).glob(f"*{PARTIAL}"):
+    for unfinished in _folders(run, rf"\d{{12}}{re.escape(PARTIAL)}"):
         shutil.rmtree(unfinished)
 
 
@@ -111,8 +112,14 @@ def remove_checkpoints(run: Path) -> None:
 
 def _written(run: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
+    return sorted(_folders(run, r"\d{12}"))
+
+
+def _folders(run: Path, name: str) -> list[Path]:
+    """What checkpointing has made; what somebody else may have put beside it, files and links, is left alone."""
     folder = run / FOLDER
-    return sorted(p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+    found = folder.iterdir() if folder.is_dir() else ()
+    return [p for p in found if re.fullmatch(name, p.name, re.ASCII) and p.is_dir() and not p.is_symlink()]
 
 
 def _fill(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

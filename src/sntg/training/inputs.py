@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sntg.data import Dataset, Split, load_dataset, make_split, read_split, whiten
 from sntg.errors import UsageError
-from sntg.training.config import Config
+from sntg.training.config import Config, check_config
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ def load_inputs(config: Config, whitened: Whitened | None = None) -> Inputs:
     >>> int((inputs.labels >= 0).sum())
     12
     """
+    check_config(config)
     data = load_dataset(config.dataset, config.seed, config.data)
     if config.data_hash not in ("", data.content_hash):
         raise UsageError(

@@ -97,6 +97,8 @@ def check_stack(configs: Sequence[Config]) -> None:
     """Refuses runs that cannot go through in one pass."""
     if isinstance(configs, Config):
         raise UsageError("one config was given where a list of them is wanted: [config]")
+    if not isinstance(configs, Sequence):
+        raise UsageError(f"a list of configs is wanted, not {type(configs).__name__}")
     if not configs:
         raise UsageError("there is no run to train: give at least one config")
     for config in configs:

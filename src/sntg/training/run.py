@@ -19,7 +19,7 @@ from sntg.training.inputs import Inputs
 from sntg.training.loop import Record, Stack, Trained
 from sntg.training.randomness import own_randomness
 from sntg.training.run_folder import CONFIG, SERIES, SPLIT, RunFolder, check_free, read_config
-from sntg.training.stopping import Stopped, stop_requests
+from sntg.training.stopping import Stopped, stop_if_asked, stop_requests
 from sntg.training.tensorboard import Board, check_tensorboard
 
 # What may change when a run goes on; an engine may not work any more where it goes on, and a slower one takes over.
@@ -117,6 +117,7 @@ def go_on(
             diverged = dict(checkpoint.facts.get("diverged", []))  # earlier versions' have none
             runs.load_state(checkpoint.tensors, checkpoint.facts["histories"], diverged)
         for folder, history in zip(folders, runs.histories, strict=True):
+            folder.remove_partial()
             folder.set_metrics(history)
         return (yield from _carry_on(runs, folders, home, on_epoch, on_step, stops))
 
@@ -186,6 +187,7 @@ def _carry_on(
     # A run alone lets signals be themselves again: the last checkpoint is written, and what follows can be done anew.
     trained = runs.trained()
     for r, done in zip(runs.living, trained, strict=True):
+        stop_if_asked()  # there may be a thousand of them
         try:
             _finish(done, folders[r], boards[r] if boards else None)
         except DivergenceError as e:  # the others may do better

@@ -13,8 +13,8 @@ A file appears under its name only when it is whole: it is written beside and re
 """
 
 import json
+import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +34,7 @@ from sntg.training.checkpoints import has_checkpoints
 from sntg.training.config import Config, MissingGPU, config_from
 
 CONFIG, METRICS, WEIGHTS, FEATURES = "config.json", "metrics.jsonl", "model.safetensors", "features.safetensors"
-SPLIT, VALIDATION, LOCK = "split.txt", "validation.txt", ".lock"
+SPLIT, VALIDATION, LOCK, FIGURES = "split.txt", "validation.txt", ".lock", "figures"
 SERIES = "series.json"  # in the folder above those of a series' runs
 BEFORE_CONFIG = (SPLIT, VALIDATION, LOCK)  # what a run killed before it had settings leaves: the folder is free
 
@@ -56,7 +56,7 @@ class RunFolder:
     """The folder of a run, new or to be gone on with. Nothing is written until `start`."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path = as_folder(path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -77,8 +77,7 @@ class RunFolder:
         about = f"{config.dataset}, {config.labels} labels, seed {config.seed}"
         chosen = f"listed in {config.split_file!r}" if config.split_file else config.split
         try:
-            for partial in filter(_is_partial, self.path.iterdir()):
-                partial.unlink()
+            self.remove_partial()
             write_split(self.path / SPLIT, split, f"{about}, {chosen}")
             if len(split.validation):
                 write_rows(self.path / VALIDATION, split.validation, f"{about}: training points held out")
@@ -89,6 +88,13 @@ class RunFolder:
             if isinstance(e, UsageError):
                 raise
             raise UsageError(f"the output folder {str(self.path)!r} cannot be written: {e.strerror}") from None
+
+    def remove_partial(self) -> None:
+        """Removes what a process killed in the midst of a file has left; for who holds the lock."""
+        for folder in (self.path, self.path / FIGURES):
+            for path in folder.glob(f"*{PARTIAL}"):
+                if re.search(rf"\.\d+{re.escape(PARTIAL)}$", path.name) and path.is_file():
+                    path.unlink()
 
     def add_metrics(self, record: Mapping[str, Any]) -> None:
         """Adds one line to the metrics."""
@@ -130,8 +136,19 @@ class RunFolder:
         """
         if not (self.path / WEIGHTS).exists():
             return False
-        drawn = (self.path / "figures" / "curves.png").exists()
+        drawn = (self.path / FIGURES / "curves.png").exists()
         return drawn or not any(map(has_checkpoints, (self.path, self.path.resolve().parent)))
+
+
+def as_folder(path: object) -> Path:
+    """The path of a run folder; refuses what cannot be one.
+
+    >>> as_folder("runs/first").name
+    'first'
+    """
+    if not isinstance(path, str | Path) or "\0" in str(path):
+        raise UsageError(f"a run folder is wanted, as a path, not {path!r}")
+    return Path(path)
 
 
 def check_free(path: Path) -> None:
@@ -153,11 +170,13 @@ def _is_partial(path: Path) -> bool:
 def check_writable(path: Path) -> None:
     """Refuses an output folder that cannot be made or written to; leaves nothing behind."""
     try:
-        existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+        existing = next(p for p in (path.absolute(), *path.absolute().parents) if os.path.lexists(p))
         if not existing.is_dir():
-            raise UsageError(f"the output folder {str(path)!r} cannot be made: {str(existing)!r} is a file")
-        with tempfile.TemporaryDirectory(dir=existing):
-            pass
+            what = "a file" if existing.exists() else "a link that leads nowhere"
+            raise UsageError(f"the output folder {str(path)!r} cannot be made: {str(existing)!r} is {what}")
+        probe = existing / f"{LOCK}.{os.getpid()}{PARTIAL}"  # killed here, a process leaves what is in nobody's way
+        probe.touch()
+        probe.unlink()
     except OSError as e:
         raise UsageError(f"the output folder {str(path)!r} cannot be written: {e.strerror}") from None
 
@@ -179,7 +198,7 @@ def load(run: Path | str) -> Classifier:
     >>> model(sntg.load_dataset("two-moons").test_x).logits.shape
     torch.Size([6000, 2])
     """
-    folder = Path(run)
+    folder = as_folder(run)
     config = read_config(folder)
     model = build_model(config)
     try:

@@ -81,6 +81,7 @@ def run_series(
     home = RunFolder(out)
     check_free(home.path)
     with home.locked():
+        home.remove_partial()
         write_text(home.path / SERIES, json.dumps([config.as_dict() for config in configs], indent=1) + "\n")
         try:
             return _train(configs, home.path, "", on_epoch, on_step)
