@@ -152,7 +152,7 @@ def test_the_tables_are_printed_even_if_the_disk_has_no_room_for_the_plot(small,
     assert err.endswith("sntg: stopped by the system: [Errno 28] No space left on device\n")
 
 
-@pytest.mark.parametrize("writes", [0, 1])
+@pytest.mark.parametrize("writes", [0, 1, 2])
 def test_the_tables_are_printed_even_if_the_disk_has_no_room_for_the_figures(
     small, monkeypatch, capsys, tmp_path, writes
 ):

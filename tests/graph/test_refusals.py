@@ -82,6 +82,17 @@ def test_a_bad_batch_is_refused_with_what_is_wrong(h, p, labels, message):
         SNTGLoss()(h, p, labels)
 
 
+@pytest.mark.parametrize("p", [1, 5, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_features_are_refused_only_where_their_loss_would_overflow(p, dtype):
+    loss, limit = SNTGLoss(pairs="all"), (torch.finfo(dtype).max / max(8 * 8, p)) ** 0.5 / 2
+    ends = torch.ones(8, p, dtype=dtype) * torch.tensor([1, -1], dtype=dtype).repeat(4)[:, None]
+    for same in (torch.zeros(8, dtype=torch.long), torch.arange(8)):
+        assert torch.isfinite(loss(0.999 * limit * ends, same))
+    with pytest.raises(UsageError, match="features are as large as"):
+        loss(1.001 * limit * ends, same)
+
+
 @pytest.mark.parametrize("count", [3, 5, 9])
 def test_rows_of_another_length_than_the_batch_are_refused(count):
     """Slices of a longer list would pair the wrong rows without a word."""

@@ -163,21 +163,35 @@ def test_later_checkpoints_and_unfinished_ones_are_dropped_before_a_run_goes_on(
     assert names(two) == ["000000000005"]
 
 
-def test_what_somebody_has_put_beside_them_is_left_alone(two, tmp_path_factory):
-    """A file named as a checkpoint, or a link to a folder, is none; nor is a name of digits that are no numerals."""
+def test_what_somebody_has_put_beside_them_is_left_alone(two):
+    """A file named as a checkpoint is none; nor is a name of digits that are no numerals."""
     beside = two / "checkpoints"
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
     for name in ("000000000999", "000000000999.partial", "notes.partial"):
         (beside / name).write_text("mine")
-    (beside / "000000000998").symlink_to(elsewhere)
     (beside / "²").mkdir()
     told = []
     assert read_latest(two, told.append).step == 9
     assert told == []
     drop_after(two, 5)
-    mine = {"000000000998", "000000000999", "000000000999.partial", "notes.partial", "²"}
-    assert {p.name for p in beside.iterdir()} == {"000000000005"} | mine
-    assert elsewhere.exists()
+    assert {p.name for p in beside.iterdir()} == {
+        "000000000005",
+        "000000000999",
+        "000000000999.partial",
+        "notes.partial",
+        "²",
+    }
+    write_checkpoint(two, 999, {"w": torch.tensor(3.0)}, {})
+    assert float(read_latest(two).tensors["w"]) == 3.0
+
+
+def test_a_link_to_a_checkpoint_is_read_and_what_it_leads_to_is_not_removed(two, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "moved"
+    (two / "checkpoints/000000000009").rename(elsewhere)
+    (two / "checkpoints/000000000009").symlink_to(elsewhere)
+    assert read_latest(two).step == 9
+    drop_after(two, 5)
+    assert names(two) == ["000000000005"]
+    assert (elsewhere / "manifest.json").exists()
 
 
 def test_nothing_to_drop_is_no_mistake(tmp_path):

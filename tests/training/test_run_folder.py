@@ -17,7 +17,7 @@ from sntg.errors import DivergenceError, UsageError
 from sntg.models import Output
 from sntg.training import RunFolder, load, resolve, resume, resume_series, run
 from sntg.training.evaluation import error
-from sntg.training.run_folder import LOCK, check_free, read_config, save_tensors
+from sntg.training.run_folder import LOCK, check_free, check_writable, read_config, save_tensors
 
 CONFIG = resolve("two-moons", 12, "pi+sntg", seed=3, epochs=2, batch=1000, n_pairs=5, pairs="random")
 
@@ -130,12 +130,16 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path, target):
 
 
 def test_a_folder_may_be_used_in_which_a_process_was_killed_while_it_tried_to_write(tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "unlink", lambda path: None)
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok: None)
     check_free(tmp_path)
     monkeypatch.undo()
     assert list(tmp_path.iterdir())
     started(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [LOCK, "config.json", "split.txt", "validation.txt"]
+
+
+def test_a_folder_whose_name_is_too_long_is_refused(tmp_path):
+    assert "File name too long" in refusal(check_writable, tmp_path / ("a" * 300))
 
 
 @pytest.mark.parametrize("path", [None, 3, "a\0b"])
@@ -249,10 +253,11 @@ def test_a_run_with_checkpoints_is_finished_when_its_weights_and_its_last_figure
     assert not RunFolder(copy).finished
 
 
-def test_a_run_without_checkpoints_is_finished_when_its_weights_are_there(copy):
+@pytest.mark.parametrize("missing", ["model.safetensors", "features.safetensors"])
+def test_a_run_without_checkpoints_is_finished_when_its_weights_and_features_are_there(copy, missing):
     shutil.rmtree(copy / "figures")
     assert RunFolder(copy).finished
-    (copy / "model.safetensors").unlink()
+    (copy / missing).unlink()
     assert not RunFolder(copy).finished
 
 

@@ -122,9 +122,8 @@ def _run(choice: Choice, groups: list[Group], results: Results, path: Path) -> N
         with sigterm_interrupts():
             _measure_with_bar(groups, Bench(choice.device, choice.steps, results.matrix_product), results, path)
     except (KeyboardInterrupt, OSError) as stop:
-        code = _exit_code(stop)
-        by = f" by the system: {stop}" if isinstance(stop, OSError) else ""
-        left = path.exists() and not results.complete
+        code, by = (FAILED, f" by the system: {stop}") if isinstance(stop, OSError) else (128 + _signal(stop), "")
+        left = path.exists() and (code == FAILED or not results.complete)  # the last word may be what found no room
         hint = f"; `sntg bench --resume {shlex.quote(str(path))}` goes on from the figures in it" if left else ""
         print(f"sntg: stopped{by}{hint}", file=sys.stderr)
     if any(row.ms_per_step for row in results.rows):
@@ -139,10 +138,8 @@ def _run(choice: Choice, groups: list[Group], results: Results, path: Path) -> N
         sys.exit(code)
 
 
-def _exit_code(stop: BaseException) -> int:
-    if isinstance(stop, OSError):  # a disk that is full, say
-        return FAILED
-    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+def _signal(stop: KeyboardInterrupt) -> signal.Signals:
+    return signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
 
 
 def _measure_with_bar(groups: list[Group], bench: Bench, results: Results, path: Path) -> None:

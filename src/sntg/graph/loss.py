@@ -108,12 +108,13 @@ def check_loss_inputs(
 
 
 def _check_sizes(features: Tensor) -> None:
-    """Of numbers so large that a squared distance of theirs overflows, the loss would be NaN."""
+    """Refuses numbers so large that squares of their differences, added up over features or pairs, overflow."""
     if not torch.isfinite(features).all():
         raise UsageError("features hold NaN or infinite values")
     largest = float(features.detach().abs().max()) if features.numel() else 0.0
     exact = torch.finfo(torch.promote_types(features.dtype, torch.float32))
-    if largest > (exact.max / features.shape[-1]) ** 0.5 / 2:
+    n, p = features.shape[-2:]
+    if largest > (exact.max / max(n * n, p)) ** 0.5 / 2:
         raise UsageError(f"features are as large as {largest:.3g}: the squares of their distances overflow")
 
 

@@ -56,18 +56,17 @@ def write_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], facts:
     final = folder / f"{step:012d}"
     beside = final.with_name(final.name + PARTIAL)
     try:
-        shutil.rmtree(beside, ignore_errors=True)
+        _remove(beside)
         beside.mkdir(parents=True)
         _fill(beside, step, tensors, facts)
-        if final.exists():
-            shutil.rmtree(final)
+        _remove(final)
         os.replace(beside, final)
         _flush(folder)
     except BaseException:  # a full disk, or a second Ctrl-C
         shutil.rmtree(beside, ignore_errors=True)
         raise
     for old in _written(run)[:-2]:
-        shutil.rmtree(old)
+        _remove(old)
 
 
 def read_latest(run: Path, on_damage: Callable[[str], None] = lambda message: None) -> Checkpoint | None:
@@ -95,9 +94,9 @@ def drop_after(run: Path, step: int) -> None:
     """
     for folder in _written(run):
         if int(folder.name) > step:
-            shutil.rmtree(folder)
+            _remove(folder)
     for unfinished in _folders(run, rf"\d{{12}}{re.escape(PARTIAL)}"):
-        shutil.rmtree(unfinished)
+        _remove(unfinished)
 
 
 def has_checkpoints(run: Path) -> bool:
@@ -116,10 +115,18 @@ def _written(run: Path) -> list[Path]:
 
 
 def _folders(run: Path, name: str) -> list[Path]:
-    """What checkpointing has made; what somebody else may have put beside it, files and links, is left alone."""
+    """The folders in that of the checkpoints that have such a name; files and other names are not its own."""
     folder = run / FOLDER
     found = folder.iterdir() if folder.is_dir() else ()
-    return [p for p in found if re.fullmatch(name, p.name, re.ASCII) and p.is_dir() and not p.is_symlink()]
+    return [p for p in found if re.fullmatch(name, p.name, re.ASCII) and p.is_dir()]
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder, a file or a link, if there is one; not what a link leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _fill(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

@@ -18,8 +18,8 @@ from sntg.training.evaluation import predict
 from sntg.training.inputs import Inputs
 from sntg.training.loop import Record, Stack, Trained
 from sntg.training.randomness import own_randomness
-from sntg.training.run_folder import CONFIG, SERIES, SPLIT, RunFolder, check_free, read_config
-from sntg.training.stopping import Stopped, stop_if_asked, stop_requests
+from sntg.training.run_folder import CONFIG, FIGURES, SERIES, SPLIT, RunFolder, check_free, read_config
+from sntg.training.stopping import Stopped, stop_requests
 from sntg.training.tensorboard import Board, check_tensorboard
 
 # What may change when a run goes on; an engine may not work any more where it goes on, and a slower one takes over.
@@ -187,7 +187,7 @@ def _carry_on(
     # A run alone lets signals be themselves again: the last checkpoint is written, and what follows can be done anew.
     trained = runs.trained()
     for r, done in zip(runs.living, trained, strict=True):
-        stop_if_asked()  # there may be a thousand of them
+        check_stop()  # it may have come while the last checkpoint was written, and there may be a thousand runs
         try:
             _finish(done, folders[r], boards[r] if boards else None)
         except DivergenceError as e:  # the others may do better
@@ -226,7 +226,7 @@ def _finish(trained: Trained, folder: RunFolder, board: Board | None) -> None:
     folder.save_features(trained.features, trained.data.test_y)
     if board:
         board.embed(trained.features, trained.data.test_y)
-    draw_figures(trained, folder.path / "figures")
+    draw_figures(trained, folder.path / FIGURES)
 
 
 def draw_figures(trained: Trained, folder: Path) -> None:

@@ -93,8 +93,8 @@ class RunFolder:
         """Removes what a process killed in the midst of a file has left; for who holds the lock."""
         for folder in (self.path, self.path / FIGURES):
             for path in folder.glob(f"*{PARTIAL}"):
-                if re.search(rf"\.\d+{re.escape(PARTIAL)}$", path.name) and path.is_file():
-                    path.unlink()
+                if _is_partial(path, ".+"):
+                    path.unlink(missing_ok=True)
 
     def add_metrics(self, record: Mapping[str, Any]) -> None:
         """Adds one line to the metrics."""
@@ -134,10 +134,10 @@ class RunFolder:
 
         So figures that somebody has removed are no reason to train again. Runs of one pass have its checkpoints.
         """
-        if not (self.path / WEIGHTS).exists():
-            return False
-        drawn = (self.path / FIGURES / "curves.png").exists()
-        return drawn or not any(map(has_checkpoints, (self.path, self.path.resolve().parent)))
+        if (self.path / FIGURES / "curves.png").exists():
+            return (self.path / WEIGHTS).exists()
+        saved = all((self.path / name).exists() for name in (WEIGHTS, FEATURES))
+        return saved and not any(map(has_checkpoints, (self.path, self.path.resolve().parent)))
 
 
 def as_folder(path: object) -> Path:
@@ -146,7 +146,7 @@ def as_folder(path: object) -> Path:
     >>> as_folder("runs/first").name
     'first'
     """
-    if not isinstance(path, str | Path) or "\0" in str(path):
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
         raise UsageError(f"a run folder is wanted, as a path, not {path!r}")
     return Path(path)
 
@@ -161,22 +161,24 @@ def check_free(path: Path) -> None:
     check_writable(path)
 
 
-def _is_partial(path: Path) -> bool:
-    """Whether a run killed over one of its first files has left that."""
-    firsts = "|".join(map(re.escape, (*BEFORE_CONFIG, CONFIG, SERIES)))
-    return re.fullmatch(rf"({firsts})\.\d+{re.escape(PARTIAL)}", path.name) is not None and path.is_file()
+FIRST = "|".join(map(re.escape, (*BEFORE_CONFIG, CONFIG, SERIES)))
+
+
+def _is_partial(path: Path, name: str = FIRST) -> bool:
+    """Whether a process killed over a file has left this of it, by default over one of a run's first."""
+    return re.fullmatch(rf"({name})\.\d+{re.escape(PARTIAL)}", path.name) is not None and path.is_file()
 
 
 def check_writable(path: Path) -> None:
     """Refuses an output folder that cannot be made or written to; leaves nothing behind."""
     try:
-        existing = next(p for p in (path.absolute(), *path.absolute().parents) if os.path.lexists(p))
+        existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.is_symlink() or p.exists())
         if not existing.is_dir():
             what = "a file" if existing.exists() else "a link that leads nowhere"
             raise UsageError(f"the output folder {str(path)!r} cannot be made: {str(existing)!r} is {what}")
         probe = existing / f"{LOCK}.{os.getpid()}{PARTIAL}"  # killed here, a process leaves what is in nobody's way
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)
     except OSError as e:
         raise UsageError(f"the output folder {str(path)!r} cannot be written: {e.strerror}") from None
 
