@@ -326,6 +326,23 @@ def test_what_a_process_killed_in_the_midst_of_a_file_has_left_goes(copy, unpain
     assert [p.name for p in copy.rglob("*.partial")] == ["thesis.mp4.partial"]
 
 
+def test_a_run_asked_to_stop_while_it_writes_its_last_checkpoint_does(copy, monkeypatch, unpainted):
+    write = RUN._checkpoint
+
+    def asked(runs, home):
+        write(runs, home)
+        if runs.finished:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RUN, "_checkpoint", asked)
+        with pytest.raises(Stopped):
+            resume(copy)
+    assert not RunFolder(copy).finished
+    resume(copy)
+    assert RunFolder(copy).finished
+
+
 def test_two_at_work_on_one_run_are_refused(copy):
     before = files(copy)
     with RunFolder(copy).locked(), pytest.raises(UsageError, match="another process is at work on the run"):
