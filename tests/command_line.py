@@ -3,6 +3,7 @@
 QUICK = ["--set", "epochs=2", "--set", "batch=1000"]
 HOW = "engine eager, float32, on cpu"  # what a run says first
 BEGUN = ["config.json", "metrics.jsonl", "split.txt"]
+FINISHED = sorted([*BEGUN, "features.safetensors", "figures", "model.safetensors"])
 
 
 def train(out, *settings, dataset="two-moons", labels=12, method="pi"):

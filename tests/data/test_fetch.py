@@ -2,138 +2,29 @@
 
 import gzip
 import hashlib
-import io
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tarfile
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from image_fixtures import small, write_set
+from fetched import SOON, expected_files, files, refusal
+from image_fixtures import write_set
 from rich.console import Console
 
 import sntg
 from sntg.data.fetch import fetch
-from sntg.data.image_sets import IMAGE_SETS, Download, ImageSet
+from sntg.data.image_sets import IMAGE_SETS
 from sntg.data.images import find, read_images
-from sntg.errors import UsageError
 
-SOON = 0.3  # seconds until a mirror counts as dead
 SOURCE = str(Path(sntg.__file__).parents[1])
-
-
-class Server(ThreadingHTTPServer):
-    """Serves `files`; the first part of a path says how: good, truncated, corrupt, stalled, silent or anything else."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files: dict[str, bytes] = {}
-        self.asked: list[str] = []
-        self.closing = threading.Event()
-
-    def mirror(self, manner: str) -> str:
-        return f"http://127.0.0.1:{self.server_port}/{manner}/"
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hung up is what some of these tests are about."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        _, manner, file = self.path.split("/")
-        self.server.asked.append(f"{manner}/{file}")
-        content = self.server.files.get(file)
-        if manner == "silent":
-            self.server.closing.wait()
-        elif content is None or manner not in ("good", "truncated", "corrupt", "stalled", "endless"):
-            self.send_error(404)
-        else:
-            self.send_response(200)
-            if manner != "endless":  # which says no length and simply ends, in the middle of the file
-                self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.send_body(manner, content)
-
-    def send_body(self, manner: str, content: bytes) -> None:
-        if manner == "corrupt":
-            content = content[:-1] + bytes([content[-1] ^ 1])
-        self.wfile.write(content if manner in ("good", "corrupt") else content[: len(content) // 2])
-        self.wfile.flush()
-        if manner == "stalled":
-            self.server.closing.wait()
-
-    def log_message(self, *_: object) -> None:
-        """Not on the terminal."""
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield running
-        running.closing.set()
-        running.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def offered(server, tmp_path):
-    """Puts a small set on the server, and says so in the set: offered("mnist", "truncated", "good")."""
-
-    def offer(name: str, *manners: str) -> ImageSet:
-        images, folder = small(IMAGE_SETS[name]), tmp_path / "served"
-        write_set(images, folder)
-        mirrors = tuple(map(server.mirror, manners))
-        for download in images.downloads:
-            packed = tar_of(download.inside, folder) if download.inside else (folder / download.file).read_bytes()
-            server.files[download.file] = packed
-        downloads = tuple(
-            Download(d.file, hashlib.sha256(server.files[d.file]).hexdigest(), mirrors, d.inside)
-            for d in images.downloads
-        )
-        return replace(images, downloads=downloads)
-
-    return offer
-
-
-def tar_of(inside: str, folder: Path) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        tar.add(folder, inside)
-    return buffer.getvalue()
-
-
-def files(folder: Path) -> list[str]:
-    """All files under a folder but the lock."""
-    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
-    return sorted(str(path.relative_to(folder)) for path in found)
-
-
-def expected_files(images: ImageSet) -> list[str]:
-    return sorted(f"{images.folders[0]}/{file}" for file in images.files)
-
-
-def refusal(images: ImageSet, folder: Path, timeout: float = SOON) -> str:
-    with pytest.raises(UsageError) as refused:
-        fetch(images, folder, timeout)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 # --- it goes well ----------------------------------------------------------------------------------------------------
@@ -358,77 +249,6 @@ def test_a_damaged_file_stays_until_a_sound_one_has_come(offered, tmp_path):
     damaged.write_bytes(b"something else")
     refusal(images, tmp_path / "data")
     assert damaged.read_bytes() == b"something else"
-
-
-# --- archives --------------------------------------------------------------------------------------------------------
-
-
-def archive(images: ImageSet, server: Server, *members: tuple[str, bytes | str]) -> ImageSet:
-    """The set with an archive of these members on the server; a member of type str is a link to that path."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, content in members:
-            member = tarfile.TarInfo(name)
-            if isinstance(content, str):
-                member.type, member.linkname = tarfile.SYMTYPE, content
-                tar.addfile(member)
-            else:
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-    return packed(images, server, buffer.getvalue())
-
-
-def packed(images: ImageSet, server: Server, content: bytes) -> ImageSet:
-    download = images.downloads[0]
-    server.files[download.file] = content
-    return replace(images, downloads=(replace(download, sha256=hashlib.sha256(content).hexdigest()),))
-
-
-def members_of(folder: Path) -> list[tuple[str, bytes | str]]:
-    return [(f"cifar-100-binary/{file}", (folder / file).read_bytes()) for file in ("train.bin", "test.bin")]
-
-
-def test_nothing_but_the_needed_files_comes_out_of_an_archive(offered, server, tmp_path):
-    images = offered("cifar100", "good")
-    hostile = [("../escaped", b"x"), ("cifar-100-binary/../../escaped", b"x"), (str(tmp_path / "escaped"), b"x")]
-    hostile += [("cifar-100-binary/link", "/"), ("cifar-100-binary/link/escaped", b"x"), ("cifar-100-binary/a", b"x")]
-    images = archive(images, server, *hostile, *members_of(tmp_path / "served"))
-    fetch(images, tmp_path / "data")
-    assert files(tmp_path / "data") == expected_files(images)
-    assert not (tmp_path / "escaped").exists()
-
-
-def test_a_link_under_a_needed_name_is_not_followed(offered, server, tmp_path):
-    (tmp_path / "secret").write_text("secret")
-    images = offered("cifar100", "good")
-    _, test = members_of(tmp_path / "served")
-    images = archive(images, server, ("cifar-100-binary/train.bin", str(tmp_path / "secret")), test)
-    said = refusal(images, tmp_path / "data")
-    assert said.startswith(f"{tmp_path / 'data/cifar-100-binary.tar.gz'}: expected an archive with the files ")
-    assert "cifar-100-binary/train.bin" in said
-    assert not (tmp_path / "data/cifar-100-binary/train.bin").exists()
-
-
-def test_an_archive_that_is_none(offered, server, tmp_path):
-    images = packed(offered("cifar100", "good"), server, b"no archive")
-    said = refusal(images, tmp_path / "data")
-    assert said.startswith(f"{tmp_path / 'data/cifar-100-binary.tar.gz'}: expected a tar archive, found ")
-
-
-def test_an_archive_that_breaks_off(offered, server, tmp_path):
-    images = offered("cifar100", "good")
-    images = packed(images, server, server.files["cifar-100-binary.tar.gz"][:-3000])
-    said = refusal(images, tmp_path / "data")
-    assert said.startswith(f"{tmp_path / 'data/cifar-100-binary.tar.gz'}: expected ")
-    assert not list((tmp_path / "data").rglob("*.part"))
-
-
-def test_what_was_fetched_is_checked_before_it_is_called_done(offered, server, tmp_path):
-    images = offered("cifar100", "good")
-    train, _ = members_of(tmp_path / "served")
-    images = archive(images, server, train, ("cifar-100-binary/test.bin", b"too short"))
-    said = refusal(images, tmp_path / "data")
-    assert said.startswith(f"{tmp_path / 'data/cifar-100-binary/test.bin'}: expected ")
 
 
 # --- folders that will not do ----------------------------------------------------------------------------------------
