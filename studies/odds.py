@@ -24,6 +24,14 @@ def one_more(ours: Figures, other: float) -> float:
     return float(2 * stats.t.sf(t, ours.n - 1))
 
 
+def one_more_seed(ours: list[list[float]], other: list[float]) -> float:
+    """The same of a seed with which several methods were run, (seeds, methods): Hotelling's T^2."""
+    seeds, methods = np.shape(ours)
+    off = np.mean(ours, 0) - other
+    t2 = off @ np.linalg.solve(np.cov(ours, rowvar=False).reshape(methods, methods), off) / (1 + 1 / seeds)
+    return float(stats.f.sf(t2 * (seeds - methods) / (methods * (seeds - 1)), methods, seeds - methods))
+
+
 def k4_cost() -> float:
     """What k = 0.4 costs Pi+SNTG over 0.1, in the mean of the seeds that were run with both."""
     with_k1 = runs_of(PI_SNTG)
@@ -56,6 +64,17 @@ def odds_table() -> str:
     tempens = METHODS[-1]
     without = [run.test for seed, run in runs_of(tempens).items() if seed]
     rows[f"the same of {tempens.title}, without seed 0"] = other_spread(figures(without), tempens.paper)
+    common = [list(seed) for seed in zip(*errors.values(), strict=False)]
+    prototype = [method.prototype for method in METHODS]
+    rows["all three: one more seed as far off as the prototype's three runs (Hotelling)"] = one_more_seed(
+        common, prototype
+    )
+    missed = mean(errors[PI_SNTG]) - PI_SNTG.prototype
+    for method in (METHODS[0], tempens):
+        shifted = figures([error - missed for error in errors[method]])
+        rows[f"{method.title}: one more run as far off, were ours {missed:.2f} better"] = one_more(
+            shifted, method.prototype
+        )
     pi, with_graph = errors[METHODS[0]], errors[PI_SNTG]
     gains = figures([before - after for before, after in zip(pi, with_graph, strict=False)])
     rows["one more gain of SNTG as far off as the prototype's"] = one_more(

@@ -37,6 +37,23 @@ def test_of_many_seeds_some_orders_are_drawn(seed_effect: ModuleType) -> None:
     assert effect.permutation == pytest.approx(effect.f_test, abs=0.02)
 
 
+def test_one_more_seed_of_one_method_is_one_more_run() -> None:
+    odds, errors = load_study("odds"), [11.0, 11.4, 10.9, 11.3]
+    alone = odds.one_more(odds.figures(errors), 10.7)
+    assert odds.one_more_seed([[error] for error in errors], [10.7]) == pytest.approx(alone)
+
+
+def test_how_unusual_a_seed_is_does_not_depend_on_the_methods_units() -> None:
+    """Hotelling's T^2 is that of any linear mixture; and of seeds that are nothing special, p is uniform."""
+    odds, rng = load_study("odds"), np.random.default_rng(0)
+    draws = rng.normal(size=(400, 7, 3)) @ rng.normal(size=(3, 3))
+    found = [odds.one_more_seed(seeds[:6].tolist(), seeds[6].tolist()) for seeds in draws]
+    mixture = np.array([[1, 2, 0], [0, 1, 1], [3, 0, 1]])
+    mixed = odds.one_more_seed((draws[0, :6] @ mixture).tolist(), (draws[0, 6] @ mixture).tolist())
+    assert mixed == pytest.approx(found[0])
+    assert stats.kstest(found, "uniform").pvalue > 0.05
+
+
 def test_the_interval_of_a_difference_is_welchs(seed_effect: ModuleType) -> None:
     ours, paper = [11.6, 11.1, 10.9, 10.8], [11.0, 11.1, 10.8, 11.2, 10.9]
     figures = [seed_effect.Figures(mean(sample), stdev(sample), len(sample)) for sample in (ours, paper)]
