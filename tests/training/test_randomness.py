@@ -26,6 +26,14 @@ def test_the_callers_random_numbers_go_on_as_if_nothing_had_been():
     assert torch.equal(inside, torch.rand(1))
 
 
+def test_the_generators_of_other_devices_are_left_alone(monkeypatch):
+    """Somebody's GPU loop may train one of our runs on the CPU, or on another GPU."""
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)  # what torch.manual_seed calls, too
+    with own_randomness(make_config(seed=3, device="cpu")):
+        assert not seeded
+
+
 def fail():
     raise ZeroDivisionError
 

@@ -31,7 +31,11 @@ def own_randomness(config: Config) -> Iterator[None]:
         torch.random.fork_rng([device] if on_gpu else []),
         sums_in_order() if config.pairs != "half" else nullcontext(),
     ):
-        torch.manual_seed(config.seed)
+        torch.default_generator.manual_seed(
+            config.seed
+        )  # torch.manual_seed would seed every GPU, and nobody put it back
+        if on_gpu:
+            torch.cuda.manual_seed(config.seed)
         try:
             cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = True, False, config.precision == "tf32"
             yield
@@ -48,7 +52,9 @@ def sums_in_order() -> Iterator[None]:
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*CuBLAS")  # its sums are in order as long as one stream uses it
+        warnings.filterwarnings(
+            "ignore", ".*CuBLAS"
+        )  # in order as long as a stream has a workspace of its own, as ours have
         torch.use_deterministic_algorithms(True, warn_only=True)
         try:
             yield
