@@ -149,7 +149,20 @@ def test_the_tables_are_printed_even_if_the_disk_has_no_room_for_the_plot(small,
     out, err = capsys.readouterr()
     assert "A step of mlp on two-moons" in out
     assert out.endswith(f"results: {results.name}\n")
-    assert err.endswith("sntg: stopped by the system: [Errno 28] No space left on device\n")
+    assert f"[Errno 28] the plot {results.with_suffix('.png').name} cannot be written: No space left on device" in err
+    assert err.endswith(f"; `sntg bench --resume {results.name}` draws it when that is put right\n")
+
+
+def test_a_plot_that_found_no_room_is_drawn_later_without_another_step(stopped, monkeypatch, capsys):
+    assert not call(monkeypatch, "--resume", stopped)
+    plot, before = stopped.with_suffix(".png"), stopped.read_bytes()
+    plot.unlink()
+    monkeypatch.setattr(Bench, "measure", None)
+    assert not call(monkeypatch, "--resume", stopped)
+    assert plot.exists()
+    assert stopped.read_bytes() == before
+    assert call(monkeypatch, "--resume", stopped) == 2
+    assert "is complete: there is nothing left to measure" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("writes", [0, 1, 2])
@@ -181,6 +194,7 @@ def test_the_tables_are_printed_even_if_the_disk_has_no_room_for_the_figures(
 
 def test_a_complete_one_is_said_to_be_that_wherever_it_is(stopped, monkeypatch, capsys):
     stopped.write_text(json.dumps(json.loads(stopped.read_text()) | {"complete": True}))
+    stopped.with_suffix(".png").touch()
     monkeypatch.setattr(sys.modules["sntg.bench"], "check_writable", None)
     assert call(monkeypatch, "--resume", stopped) == 2
     assert "is complete: there is nothing left to measure" in capsys.readouterr().err

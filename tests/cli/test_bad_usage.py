@@ -47,7 +47,7 @@ def test_bad_arguments(cli, tmp_path, arguments, words):
         (["batch=10", "pairs=random", "n_pairs=91"], ["n_pairs = 91", "90"]),
         (["pairs=hlaf"], ["pairs 'hlaf'", "'half'"]),
         (["graph=fixed"], ["fixed_from"]),
-        (["graph=fixed", "fixed_from=nowhere"], ["'nowhere'", "config.json"]),
+        (["graph=fixed", "fixed_from=nowhere"], ["nowhere'", "config.json"]),
         (["graph=knn", "neighbours=6000"], ["6000"]),
         (["model=small"], ["SmallNet", "model=mlp"]),
         (["translate=2"], ["translate = 2"]),

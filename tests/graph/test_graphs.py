@@ -213,7 +213,7 @@ def test_a_point_is_not_its_own_neighbour_even_among_duplicates():
     [
         (0, "k = 0"),
         (-2, "k = -2"),
-        (5, "k = 5 .* more than 5 points, not 5"),
+        (5, "k = 5 nearest neighbours: of 5 points each has 1 to 4"),
         (1.5, "k = 1.5 .* is not a whole number"),
     ],
 )

@@ -24,6 +24,24 @@ def test_what_is_no_graph_is_refused_at_once(graph):
         SNTGLoss(graph=graph)
 
 
+@pytest.mark.parametrize("classes", [[0, 1], 3, None, torch.rand(20), torch.rand(20, 3), torch.tensor(3)])
+def test_what_are_no_class_numbers_makes_no_fixed_graph(classes):
+    with pytest.raises(UsageError, match=r"classes must be class numbers \(..., N\), of probabilities their argmax: "):
+        FixedGraph(classes)
+
+
+@pytest.mark.parametrize("neighbours", [3, [[0]], torch.zeros(4), torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)])
+def test_what_are_no_row_numbers_makes_no_knn_graph(neighbours):
+    with pytest.raises(UsageError, match=r"neighbours must be row numbers \(..., N, k\): "):
+        KNNGraph(neighbours)
+
+
+@pytest.mark.parametrize("row", [-1, 4])
+def test_a_neighbour_that_is_none_of_the_points_is_refused(row):
+    with pytest.raises(UsageError, match="neighbours must be rows of the 4 points, 0 to 3"):
+        KNNGraph(torch.tensor([[1], [0], [3], [row]]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

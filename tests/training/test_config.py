@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sntg.errors import UsageError
+from sntg.training import resolve
 from sntg.training.config import ARGUMENTS, BOUNDS, CHOICES, TYPES, Config, config_from, read_setting
 
 GOOD = Config("two-moons", labels=12, method="pi+sntg")
@@ -128,6 +129,16 @@ def test_no_number_may_be_nan_or_infinite(key, value):
 @pytest.mark.parametrize("key", ["lr", "w_max", "margin"])
 def test_nor_may_a_whole_number_be_larger_than_any_real_one(key):
     assert f"{key} = 1000" in refusal(**{key: 10**400})
+
+
+@pytest.mark.parametrize("key", ["lr", "labels", "validation", "n_pairs", "seed"])
+def test_a_number_that_python_does_not_write_out_is_refused_in_words(key):
+    assert f"{key} is out of range: it is a whole number of thousands of digits" in refusal(**{key: -(10**5000)})
+
+
+def test_who_gives_a_word_for_the_number_of_labels_is_told_the_one_there_is():
+    with pytest.raises(UsageError, match="labels = 'some' is not of the kind int, nor 'all'"):
+        resolve("two-moons", "some", "pi")
 
 
 @pytest.mark.parametrize("key", BOUNDS)

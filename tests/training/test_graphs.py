@@ -103,6 +103,12 @@ def test_a_fixed_graph_from_nowhere_is_refused(tmp_path):
         train([quick(graph="fixed", fixed_from=str(tmp_path))])
 
 
+def test_where_an_earlier_run_is_stays_true_in_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert quick(graph="fixed", fixed_from="earlier").fixed_from == str(tmp_path / "earlier")
+    assert quick().fixed_from == ""
+
+
 OTHERS = {"seed": 3, "labels": 20, "split": "unbalanced", "label_noise": 10.0}
 OTHERS |= {"validation": 100, "dataset": "four-spins"}
 
@@ -113,7 +119,7 @@ def test_a_fixed_graph_from_another_split_is_refused(key):
     ours = quick()
     theirs = replace(ours, **{key: OTHERS[key]})
     message = f"fixed_from is a run with {key} = {getattr(theirs, key)}, and this run has {key} = {getattr(ours, key)}"
-    with pytest.raises(UsageError, match=f"^{message}$"):
+    with pytest.raises(UsageError, match=f"^{message}: it takes an earlier run on the same points and labels$"):
         check_same_split([ours], theirs)
     with pytest.raises(UsageError, match=f"run with {key} = "):
         check_same_split([theirs, ours], theirs)  # every run of a stack

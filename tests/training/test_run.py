@@ -188,8 +188,11 @@ def test_an_interrupted_run_keeps_what_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"graph": "fixed", "fixed_from": "nowhere"}, "'nowhere' is not a run folder"),
-        ({"graph": "knn", "neighbours": 6000}, "6000 nearest neighbours need more than 6000 points"),
+        ({"graph": "fixed", "fixed_from": "nowhere"}, "fixed_from: .*nowhere' is not a run folder"),
+        (
+            {"graph": "knn", "neighbours": 6000},
+            "neighbours = 6000 is out of range: of 6000 training points, one has 5999 others",
+        ),
         ({"model": "small"}, "takes images"),
     ],
 )

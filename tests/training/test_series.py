@@ -1,6 +1,8 @@
 """Several seeds of one run: in one pass or one after the other, interrupted or not, each in a folder of its own."""
 
+import errno
 import json
+import os
 import re
 import shutil
 import signal
@@ -41,8 +43,8 @@ def moons(seed, **settings):
     return resolve("two-moons", 12, "pi+sntg", seed, **{"epochs": 3, "batch": 1500, **settings})
 
 
-def digits(seed):
-    return resolve("digits", 50, "pi", seed, epochs=2, epoch_steps=2)
+def digits(seed, labels=50, method="pi", **settings):
+    return resolve("digits", labels, method, seed, epochs=2, epoch_steps=2, **settings)
 
 
 class Interrupted(Exception):
@@ -362,6 +364,61 @@ def test_what_cannot_be_trained_leaves_the_folder_free(tmp_path):
     for _ in range(2):
         with pytest.raises(UsageError, match="none"):
             run_series(there_are_none, tmp_path / "RUN")
+
+
+def full_for(monkeypatch, named):
+    """Leaves no room for what has such a name."""
+    write = sys.modules["sntg.files"].write_bytes
+
+    def full(path, content):
+        if named in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, content)
+
+    monkeypatch.setattr("sntg.files.write_bytes", full)
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_the_folder_free(tmp_path, monkeypatch):
+    configs = [digits(seed) for seed in (0, 1)]
+    with monkeypatch.context() as patch:
+        full_for(patch, "split.txt")
+        with pytest.raises(UsageError, match=r"No space left on device$"):
+            run_series(configs, tmp_path / "series")
+    assert [path.name for path in (tmp_path / "series").iterdir()] == [".lock"]
+    assert len(run_series(configs, tmp_path / "series")) == 2
+
+
+def test_where_a_later_seed_cannot_begin_the_others_are_not_lost(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        full_for(patch, "seed-1/split.txt")
+        with pytest.raises(
+            UsageError, match=r"No space left on device; `sntg resume .*series` goes on when that is put"
+        ):
+            run_series([digits(seed) for seed in (0, 1)], tmp_path / "series")
+    assert len(resume_series(tmp_path / "series")) == 1
+    assert len(final_errors(tmp_path / "series")) == 2
+
+
+def test_seeds_that_cannot_share_a_fixed_graph_are_refused_before_any_is_trained(tmp_path):
+    run(digits(0), tmp_path / "earlier")
+    fixed = {"method": "pi+sntg", "graph": "fixed", "fixed_from": str(tmp_path / "earlier")}
+    with pytest.raises(UsageError, match="fixed_from is a run with seed = 0, and this run has seed = 1"):
+        run_series([digits(seed, **fixed) for seed in (0, 1)], tmp_path / "series")
+    assert not (tmp_path / "series").exists()
+
+
+def test_seeds_that_begin_later_have_the_labels_of_those_before_whatever_became_of_the_file(tmp_path):
+    listed = tmp_path / "rows.txt"
+    for rows, change in ((range(20), listed.unlink), (range(30), lambda: listed.write_text("1\n2\n"))):
+        listed.write_text("\n".join(map(str, rows)))
+        home = tmp_path / f"series-{len(rows)}"
+        with pytest.raises(Interrupted):
+            run_series([digits(s, "all", split_file=str(listed)) for s in (0, 1)], home, on_step=interrupt_after(2))
+        change()
+        resume_series(home)
+        labelled = [(home / f"seed-{s}" / "split.txt").read_text().splitlines()[2:] for s in (0, 1)]
+        assert labelled[0] == labelled[1]
+        assert len(labelled[0]) == len(rows)
 
 
 def test_seeds_in_one_pass_that_are_asked_to_stop_while_they_are_finished_do(tmp_path, monkeypatch):

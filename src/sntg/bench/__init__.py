@@ -89,11 +89,15 @@ def run_bench(choice: Choice, out: Path | None = None) -> None:
 
 
 def resume_bench(path: Path) -> None:
-    """Measures what is missing in the results of a bench that was stopped, and adds it to them."""
+    """Measures what is missing in the results of a bench that was stopped, and adds it to them; or draws their plot,
+    if that is all that is missing."""
     _earlier(path)  # before a mark is put beside what is no stopped bench's
     check_writable(path.parent)
     with alone(path):
         choice, results, measured = _earlier(path)
+        if results.complete:
+            _show(results, path)
+            return
         groups = choice.groups
         results.go_on(made_by(choice.command), hardware(choice.device))
         _run(choice, [group for group in groups if not measured.issuperset(group)], results, path)
@@ -111,7 +115,7 @@ def _earlier(path: Path) -> tuple[Choice, Results, set[Case]]:
         raise UsageError(f"{path} cannot be read: {e.strerror}") from None
     except (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
         raise UsageError(f"{path} holds no results of this version's `sntg bench`") from None
-    if results.complete:
+    if results.complete and (path.with_suffix(".png").exists() or not panels(results.rows)):
         raise UsageError(f"{path} is complete: there is nothing left to measure")
     return choice, results, measured
 
@@ -127,15 +131,23 @@ def _run(choice: Choice, groups: list[Group], results: Results, path: Path) -> N
         hint = f"; `sntg bench --resume {shlex.quote(str(path))}` goes on from the figures in it" if left else ""
         print(f"sntg: stopped{by}{hint}", file=sys.stderr)
     if any(row.ms_per_step for row in results.rows):
-        plot, drawn = path.with_suffix(".png"), False
-        try:  # first: nobody may be left to print for
-            drawn = code != FAILED and draw_bench(panels(results.rows), _title(results), plot)
-        finally:  # a disk may have no room for it: the figures are measured all the same
-            print_results(results)
-            if path.exists():
-                print(f"results: {path}{f' and {plot.name}' if drawn else ''}", flush=True)
+        _show(results, path, plotted=code != FAILED)
     if code:
         sys.exit(code)
+
+
+def _show(results: Results, path: Path, plotted: bool = True) -> None:
+    """Draws the plot, if it is wanted, and prints the tables."""
+    plot, drawn = path.with_suffix(".png"), False
+    try:  # first: nobody may be left to print for
+        drawn = plotted and draw_bench(panels(results.rows), _title(results), plot)
+    except OSError as e:
+        again = f"`sntg bench --resume {shlex.quote(str(path))}` draws it when that is put right"
+        raise OSError(e.errno, f"the plot {plot} cannot be written: {e.strerror}; {again}") from None
+    finally:  # a disk may have no room for it: the figures are measured all the same
+        print_results(results)
+        if path.exists():
+            print(f"results: {path}{f' and {plot.name}' if drawn else ''}", flush=True)
 
 
 def _signal(stop: KeyboardInterrupt) -> signal.Signals:

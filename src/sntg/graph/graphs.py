@@ -99,6 +99,10 @@ class KNNGraph:
     needs_teacher = False
 
     def __init__(self, neighbours: Tensor) -> None:
+        _check_numbers("neighbours must be row numbers (..., N, k)", neighbours, axes=2)
+        points = neighbours.shape[-2]
+        if neighbours.numel() and not 0 <= int(neighbours.min()) <= int(neighbours.max()) < points:
+            raise UsageError(f"neighbours must be rows of the {points} points, 0 to {points - 1}")
         self.neighbours = neighbours
 
     @classmethod
@@ -111,7 +115,7 @@ class KNNGraph:
         if not isinstance(k, int | np.integer):
             raise UsageError(f"k = {k!r} nearest neighbours is not a whole number")
         if not 1 <= k < len(points):
-            raise UsageError(f"k = {k} nearest neighbours need more than {k} points, not {len(points)}")
+            raise UsageError(f"k = {k} nearest neighbours: of {len(points)} points each has 1 to {len(points) - 1}")
         from sklearn.neighbors import NearestNeighbors  # here: scikit-learn takes a second to load
 
         flat = np.ascontiguousarray(points.flatten(1).float().numpy(force=True))
@@ -145,6 +149,7 @@ class FixedGraph:
     needs_teacher = False
 
     def __init__(self, classes: Tensor) -> None:
+        _check_numbers("classes must be class numbers (..., N), of probabilities their argmax", classes, axes=1)
         self.classes = classes
 
     @property
@@ -162,6 +167,14 @@ GRAPHS: dict[str, str] = {
     "knn": "0/1: k nearest neighbours in input space, fixed (EmbedNN)",
     "fixed": "0/1: same class predicted by a run trained earlier, fixed",
 }
+
+
+def _check_numbers(wanted: str, values: object, axes: int) -> None:
+    """Refuses what is no tensor of whole numbers with so many axes at least."""
+    if not isinstance(values, Tensor):
+        raise UsageError(f"{wanted}: a tensor, not {type(values).__name__}")
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool or values.ndim < axes:
+        raise UsageError(f"{wanted}: these are {tuple(values.shape)} of {values.dtype}")
 
 
 def check_positive(name: str, value: object) -> None:

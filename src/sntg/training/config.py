@@ -103,6 +103,7 @@ class Config:
 
 
 LARGEST = 2**31 - 1  # of every whole number
+LONGEST = 10_000  # bits of a whole number; Python refuses to write out some that are longer
 MAX = sys.float_info.max  # of every real one; a whole number that stands for it may be larger
 # Bounds of the numeric settings: name -> (lowest, highest); None is no bound but what a number can be.
 BOUNDS: dict[str, tuple[float, float | None]] = {
@@ -243,9 +244,12 @@ def check_types(values: Mapping[str, Any]) -> None:
         if key not in values:
             continue
         value, kind = values[key], tuple if get_origin(kind) is tuple else kind
+        if isinstance(value, int) and value.bit_length() > LONGEST:
+            raise UsageError(f"{key} is out of range: it is a whole number of thousands of digits")
         right = isinstance(value, kind) or (kind is float and isinstance(value, int))
         if not right or (isinstance(value, bool) and kind is not bool):
-            raise UsageError(f"{key} = {value!r} is not of the kind {getattr(kind, '__name__', kind)}")
+            or_all = ", nor 'all'" if key == "labels" else ""
+            raise UsageError(f"{key} = {value!r} is not of the kind {getattr(kind, '__name__', kind)}{or_all}")
 
 
 def check_execution(config: Config) -> None:

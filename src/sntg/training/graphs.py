@@ -9,6 +9,7 @@ from torch import Tensor
 from sntg.data import Split, entry, read_split
 from sntg.errors import UsageError
 from sntg.graph import FixedGraph, Graph, HardGraph, KNNGraph, SoftGraph
+from sntg.methods import parse
 from sntg.training.config import Config
 from sntg.training.evaluation import predict
 from sntg.training.run_folder import SPLIT, load, read_config
@@ -23,6 +24,11 @@ def build_graph(configs: Sequence[Config], points: Sequence[Tensor], splits: Seq
 
 
 def _knn(configs: Sequence[Config], points: Sequence[Tensor], splits: Sequence[Split]) -> Graph:
+    wanted, there = configs[0].neighbours, len(points[0])
+    if wanted >= there:
+        raise UsageError(
+            f"neighbours = {wanted} is out of range: of {there} training points, one has {there - 1} others"
+        )
     neighbours = torch.stack([KNNGraph.build(x, configs[0].neighbours).neighbours for x in points])
     return KNNGraph(neighbours.to(configs[0].device))
 
@@ -30,7 +36,7 @@ def _knn(configs: Sequence[Config], points: Sequence[Tensor], splits: Sequence[S
 def _fixed(configs: Sequence[Config], points: Sequence[Tensor], splits: Sequence[Split]) -> Graph:
     """What an earlier run predicts for the points, which go to the device some at a time."""
     folder = configs[0].fixed_from
-    check_same_split(configs, read_config(Path(folder)))
+    check_graph(configs)
     for split in splits:
         stored = read_split(Path(folder) / SPLIT, split.labels, entry(configs[0].dataset).classes)
         if not torch.equal(stored.labels, split.labels):
@@ -43,13 +49,27 @@ def _fixed(configs: Sequence[Config], points: Sequence[Tensor], splits: Sequence
     return FixedGraph(torch.stack([classes(x) for x in points]))
 
 
+def check_graph(configs: Sequence[Config]) -> None:
+    """Refuses runs that a graph built before training cannot serve; of a fixed one that can be told without data."""
+    if configs[0].graph != "fixed" or not parse(configs[0].method).sntg:
+        return
+    try:
+        earlier = read_config(Path(configs[0].fixed_from))
+    except UsageError as e:
+        raise UsageError(f"fixed_from: {e}") from None
+    check_same_split(configs, earlier)
+
+
 def check_same_split(configs: Sequence[Config], earlier: Config) -> None:
     """Refuses a fixed graph from a run that saw other points or other labels: it would give hidden labels away."""
     for config in configs:
         for key in SAME_SPLIT:
             ours, theirs = getattr(config, key), getattr(earlier, key)
             if ours != theirs:
-                raise UsageError(f"fixed_from is a run with {key} = {theirs}, and this run has {key} = {ours}")
+                raise UsageError(
+                    f"fixed_from is a run with {key} = {theirs}, and this run has {key} = {ours}: "
+                    "it takes an earlier run on the same points and labels"
+                )
 
 
 BUILDERS: dict[str, Callable[[Sequence[Config], Sequence[Tensor], Sequence[Split]], Graph]] = {

@@ -8,6 +8,7 @@ augmentation. How the values of the small sets were chosen is in docs/synthetic.
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from sntg.data import count_rows, entry
@@ -196,6 +197,8 @@ def resolve(dataset: str, labels: int | str, method: str, seed: int = 0, **setti
     ).values
     if 1 <= settings.get("epochs", 0) <= LARGEST:  # any other number of them is refused by Config
         settings = _scaled_ramps(values, settings["epochs"]) | settings
+    if settings.get("fixed_from"):  # the run may be resumed from another folder than it was started in
+        settings["fixed_from"] = str(Path(settings["fixed_from"]).absolute())
     values |= settings | {"overridden": tuple(sorted(set(settings) - ARGUMENTS))}
     return config_from({"dataset": dataset, "labels": labels, "method": method, "seed": seed} | values)
 

@@ -16,7 +16,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,12 @@ class RunFolder:
             if isinstance(e, UsageError):
                 raise
             raise UsageError(f"the output folder {str(self.path)!r} cannot be written: {e.strerror}") from None
+
+    def discard(self) -> None:
+        """Removes the folder of a run that never began, if nothing else is in it."""
+        (self.path / LOCK).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.rmdir()
 
     def remove_partial(self) -> None:
         """Removes what a process killed in the midst of a file has left; for who holds the lock."""

@@ -8,6 +8,7 @@ the bit, the run it would be alone. On a CPU they come one after the other. docs
 """
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -21,12 +22,13 @@ from sntg.files import write_text
 from sntg.models import CONVOLUTIONAL
 from sntg.training.checkpoints import has_checkpoints, remove_checkpoints
 from sntg.training.config import Config, MissingGPU, config_from
+from sntg.training.graphs import check_graph
 from sntg.training.inputs import load_inputs
 from sntg.training.lanes import Lane, take_turns
 from sntg.training.loop import Record, Trained, check_stack
 from sntg.training.randomness import own_randomness
 from sntg.training.run import ONE_PASS, Load, OnEpochs, OnStep, Steps, begin, config_to_resume, go_on
-from sntg.training.run_folder import CONFIG, SERIES, WEIGHTS, RunFolder, check_free, elsewhere
+from sntg.training.run_folder import CONFIG, SERIES, SPLIT, WEIGHTS, RunFolder, check_free, elsewhere
 from sntg.training.stopping import stop_requests
 
 AT_ONCE = 3  # on an H200 1.12 times the steps of one for the 13-layer net, 1.64 for the small one; 2 give 1.11, 1.46
@@ -78,6 +80,7 @@ def run_series(
     if len({config.seed for config in configs}) < len(configs):
         listed = ", ".join(str(config.seed) for config in configs)
         raise UsageError(f"the seeds {listed} name one twice: the runs' folders are named by their seeds")
+    check_graph(configs)  # now, and not when the first seeds are trained
     home = RunFolder(out)
     check_free(home.path)
     with home.locked():
@@ -85,10 +88,14 @@ def run_series(
         write_text(home.path / SERIES, json.dumps([config.as_dict() for config in configs], indent=1) + "\n")
         try:
             return _train(configs, home.path, "", on_epoch, on_step)
-        except UsageError:
-            if not any(_folder(home.path, config).path.exists() for config in configs):
-                (home.path / SERIES).unlink()  # nothing has begun: the folder stays free for another attempt
-            raise
+        except UsageError as e:
+            folders = [_folder(home.path, config) for config in configs]
+            if not any((folder.path / CONFIG).exists() for folder in folders):  # nothing has begun
+                for folder in folders:
+                    folder.discard()
+                (home.path / SERIES).unlink()  # the folder stays free for another attempt
+                raise
+            raise UsageError(f"{e}; `sntg resume {shlex.quote(str(out))}` goes on when that is put right") from None
 
 
 def resume_series(
@@ -176,13 +183,20 @@ def _steps(
         _check_untrained(folders, home, without[0])
         for folder in folders:
             (folder.path / CONFIG).unlink(missing_ok=True)
-        return (yield from begin(configs, folders, home, on_epoch, on_step, lambda: nullcontext(check_stop), load))
+        told = on_epoch, on_step, lambda: nullcontext(check_stop)
+        return (yield from begin(configs, folders, home, *told, lambda c: load(_with_same_split(c, series))))
     with ExitStack() as locks:
         for folder in folders:
             locks.enter_context(folder.locked())
         configs = [config_to_resume(folder, data, in_one_pass) for folder in folders]
         steps = go_on(configs, folders, home, on_epoch, on_step, on_damage, lambda: nullcontext(check_stop), load)
         return (yield from steps)
+
+
+def _with_same_split(config: Config, series: Path) -> Config:
+    """With the copy of the split file that a seed before has kept, if one has: the file may have changed since."""
+    kept = sorted(path.parent / SPLIT for path in series.glob(f"seed-*/{CONFIG}"))
+    return replace(config, split_file=str(kept[0])) if config.split_file and kept else config
 
 
 def _check_untrained(folders: Sequence[RunFolder], home: Path, without: RunFolder) -> None:
