@@ -22,6 +22,16 @@ def test_chunks_change_nothing(monkeypatch, values):
     torch.testing.assert_close(parts.features, whole.features)
 
 
+def test_inputs_come_to_where_the_model_is(monkeypatch):
+    """A test set that does not fit on the GPU stays in the host's memory, all but what is in the pass."""
+    monkeypatch.setattr(modes, "PASS_BYTES", 4 * 12)
+    model, seen = make_stack().to("meta"), []
+    model.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].device.type))
+    assert predict(model, torch.randn(3, 13, 2)).logits.device.type == "meta"
+    assert len(seen) > 2
+    assert set(seen) == {"meta"}
+
+
 def test_no_pass_is_larger_than_a_chunk(monkeypatch):
     model, sizes = make_stack(runs=2), []
     model.register_forward_hook(lambda module, inputs, output: sizes.append(inputs[0].numel()))

@@ -89,7 +89,7 @@ def train(
         str, typer.Option(help="What convolutions compute in: float32, tf32, bfloat16, float16, or auto.")
     ] = "auto",
     storage: Annotated[
-        str, typer.Option(help="Where training points are kept: device, host (streamed), or auto: device if they fit.")
+        str, typer.Option(help="Where points are kept: device, host (streamed), or auto: device if they fit.")
     ] = "auto",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write scalars and features for it too.")] = False,
 ) -> None:

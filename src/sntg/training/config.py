@@ -40,7 +40,7 @@ class Config:
     tensorboard: bool = False
     engine: str = "auto"  # how a step is executed: "eager", "compiled", "graph", or the best for the device
     precision: str = "auto"  # of the convolutions: "float32", "tf32", "bfloat16", "float16", or the device's best
-    storage: str = "auto"  # where training points are kept: on the "device", or streamed to it from the "host"
+    storage: str = "auto"  # where points are kept: on the "device", or streamed to it from the "host"
     model: str = "mlp"  # "mlp", "small" or "conv13", the paper's network
     normalisation: str = "mean-only"  # of the convolutional nets; "batch" or "batch-logits" = VAT's full normalisation
     epochs: int = 300  # passes over all training points, or spans of epoch_steps

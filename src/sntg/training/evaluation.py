@@ -10,15 +10,17 @@ from sntg.models import Classifier, Output, at_once
 def predict(model: Classifier, x: Tensor) -> Output:
     """Logits and features of x (..., rows, *event) in evaluation mode; the model's mode is restored.
 
+    x may be in the host's memory while the model is on a GPU: it goes over a pass at a time.
+
     >>> from sntg.models import MLP
     >>> predict(MLP(2, 3), torch.randn(5, 2)).logits.shape
     torch.Size([5, 3])
     """
     axis = x.ndim - model.event_dims - 1
-    was_training = model.training
+    was_training, device = model.training, next(model.parameters()).device
     model.eval()
     try:
-        parts = [model(part) for part in torch.split(x, at_once(x.nbytes // x.shape[axis]), dim=axis)]
+        parts = [model(part.to(device)) for part in torch.split(x, at_once(x.nbytes // x.shape[axis]), dim=axis)]
     finally:
         model.train(was_training)
     return Output(torch.cat([p.logits for p in parts], -2), torch.cat([p.features for p in parts], -2))

@@ -128,7 +128,7 @@ class Stack:
         self.kind = METHODS[parse(c.method).base]
         fused = c.engine != "eager" and len(configs) == 1
         self.model = use_precision(stack([_seeded_model(c) for c in configs]).to(self.device), c.precision, fused)
-        self.test_x = self._sixteen_bits(torch.stack([i.data.test_x for i in self.inputs])).to(self.device)
+        self.test_x = self._kept(torch.stack([i.data.test_x for i in self.inputs]))
         self.batches = self._batches()
         self.epoch_steps = steps_an_epoch(c, self.truth.shape[1])
         self.optimiser = Adam(self.model.parameters(), runs=len(configs), loss_scale=LOSS_SCALE.get(c.precision, 1.0))
@@ -329,11 +329,14 @@ class Stack:
     def _batches(self) -> Batches:
         """The training points where they are drawn from, with the border that moved images show."""
         c = self.shared
-        x = self._sixteen_bits(pad(torch.stack([i.data.train_x for i in self.inputs]), c.translate, c.padding))
-        if c.storage == "device" or (c.storage == "auto" and fits(x.nbytes, self.device)):
-            x = x.to(self.device)
+        x = self._kept(pad(torch.stack([i.data.train_x for i in self.inputs]), c.translate, c.padding))
         labels = torch.stack([i.labels for i in self.inputs]).to(self.device)
         return Batches(x, labels, c.batch, c.labelled_batch, self.kind.separate_labelled)
+
+    def _kept(self, x: Tensor) -> Tensor:
+        """Points where they are kept: on the device, or in the host's memory if they would not fit."""
+        x, storage = self._sixteen_bits(x), self.shared.storage
+        return x.to(self.device) if storage == "device" or (storage == "auto" and fits(x.nbytes, self.device)) else x
 
     def _sixteen_bits(self, x: Tensor) -> Tensor:
         """Images in half the memory where the convolutions round them anyway, to no more bits than these."""

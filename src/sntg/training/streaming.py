@@ -74,7 +74,7 @@ class Streamed:
 
 
 def fits(x_bytes: int, device: torch.device) -> bool:
-    """Whether the training points may stay on the device: they get half of the memory that is free there.
+    """Whether points may stay on the device: they get half of the memory that is free there.
 
     >>> fits(2**60, torch.device("cpu"))
     True
