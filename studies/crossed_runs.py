@@ -4,7 +4,7 @@
 
 TempEns+SNTG with the labels of one seed and the first weights, order and noise of another, in every combination
 (`sntg train ... --split FILE --seed N`). Writes docs/results/cifar10/crossed-runs.png; the tables in
-docs/cifar10-search.md come from here through studies/tables.py.
+docs/cifar10-statistics.md come from here through studies/tables.py.
 """
 
 from pathlib import Path

@@ -2,7 +2,7 @@
 
     python studies/odds.py
 
-Prints the tables at the end of docs/cifar10-search.md, where `tables.py` puts them.
+Prints the tables at the end of docs/cifar10-statistics.md, where `tables.py` puts them.
 """
 
 from statistics import mean, stdev
@@ -12,6 +12,8 @@ from scipy import stats
 from seed_effect import METHODS, PI_SNTG, RESULTS, Figures, column_effect, of_labels_alone, read_run, runs_of
 
 PROTOTYPE_K4 = [11.65, 11.74]  # Pi+SNTG with k = 0.4, two seeds
+# Runs of Pi+SNTG, k = 0.1, seed 1: with the cross-entropy of the first branch, as in the recipe, and with that of both.
+FIRST_BRANCH, BOTH_BRANCHES = ("", "float32-zca-", "own-flips-"), ("both-labels-", "three-variants-")
 
 
 def figures(errors: list[float]) -> Figures:
@@ -49,6 +51,15 @@ def float32_zca_adds(images: str) -> list[float]:
     runs = {folder: read_run(folder) for folder in sorted(RESULTS.glob("pi-sntg-float32-zca-k0.1-4000-seed-*"))}
     as_ever = {folder: read_run(folder.with_name(folder.name.replace("-float32-zca", ""))) for folder in runs}
     return [getattr(run, images) - getattr(as_ever[folder], images) for folder, run in runs.items()]
+
+
+def labels_in_both_add(images: str) -> tuple[float, float]:
+    """What the cross-entropy of both branches adds on test or training images, and how likely it adds nothing."""
+    with_first, with_both = (
+        [getattr(read_run(RESULTS / f"pi-sntg-{name}k0.1-4000-seed-1"), images) for name in names]
+        for names in (FIRST_BRANCH, BOTH_BRANCHES)
+    )
+    return mean(with_both) - mean(with_first), float(stats.ttest_ind(with_both, with_first).pvalue)
 
 
 def odds_table() -> str:
@@ -93,6 +104,9 @@ def odds_table() -> str:
         rows[f"Pi+SNTG: ZCA fitted in float32 adds {mean(added):+.2f} on {images} images (t, paired)"] = float(
             stats.ttest_1samp(added, 0).pvalue
         )
+    for images in ("test", "training"):
+        more, p = labels_in_both_add(images)
+        rows[f"Pi+SNTG, seed 1: labels in both branches add {more:+.2f} on {images} images, 2 runs to 3 (t)"] = p
     for images in ("test", "training"):
         cells = [[getattr(runs_of(method)[seed], images) for seed in range(1, 6)] for method in METHODS]
         effect = column_effect(cells)

@@ -5,7 +5,7 @@
 A seed draws the labels, the first weights and the order of the images, the same for every method. If it moves all
 methods alike, then that part of what a run misses the paper by is its seed's. How much of it the seed's labels tell is
 held against a plain classifier that sees only those (studies/label_sets.py). Writes
-docs/results/cifar10/seed-effect.png; tables in docs/cifar10.md and docs/cifar10-search.md come from here through
+docs/results/cifar10/seed-effect.png; tables in docs/cifar10.md and docs/cifar10-statistics.md come from here through
 studies/tables.py.
 """
 

@@ -70,13 +70,14 @@ def test_the_first_epochs_are_what_the_results_say_and_every_term_lives(tables: 
 def test_the_full_runs_are_what_the_results_say(tables: ModuleType) -> None:
     assert table_in("docs/cifar10.md", "full runs") == tables.runs_table()
     assert table_in("docs/cifar10.md", "gain") == tables.gain_table()
-    assert table_in("docs/cifar10-search.md", "labels alone") == tables.labels_table()
+    assert table_in("docs/cifar10-search.md", "variants") == tables.variants_table()
     assert table_in("docs/cifar10.md", "every k") == tables.k_table()
     for images in ("test", "training"):
-        assert table_in("docs/cifar10-search.md", f"seed effect, {images}") == tables.effect_table(images)
-        assert table_in("docs/cifar10-search.md", f"crossed runs, {images}") == tables.crossed_table(images)
-    assert table_in("docs/cifar10-search.md", "odds") == tables.odds_table()
-    assert table_in("docs/cifar10-search.md", "correlations") == tables.correlations_table()
+        assert table_in("docs/cifar10-statistics.md", f"seed effect, {images}") == tables.effect_table(images)
+        assert table_in("docs/cifar10-statistics.md", f"crossed runs, {images}") == tables.crossed_table(images)
+    assert table_in("docs/cifar10-statistics.md", "labels alone") == tables.labels_table()
+    assert table_in("docs/cifar10-statistics.md", "odds") == tables.odds_table()
+    assert table_in("docs/cifar10-statistics.md", "correlations") == tables.correlations_table()
 
 
 def test_the_overview_and_the_demos_page_are_what_the_results_say(tables: ModuleType) -> None:
