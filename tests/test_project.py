@@ -1,9 +1,13 @@
 """The files around the package agree with each other."""
 
+import inspect
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+
+import sntg
+import sntg.training
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -57,6 +61,14 @@ def test_the_citation_names_this_version_and_the_paper() -> None:
     assert top["license"] == PROJECT["license"]
     assert f"  title: {PAPER}" in lines
     assert not [line for line in lines if not re.match(r" *(- )?(\{ )?[\w-]+:( |$)", line)]  # all of it "key: value"
+
+
+def test_every_public_function_shows_how_it_is_used() -> None:
+    """By an example of its own, or by one that it names."""
+    for module in (sntg, sntg.training):
+        functions = (name for name in module.__all__ if inspect.isfunction(getattr(module, name)))
+        without = [name for name in functions if not re.search(">>> |has an example", getattr(module, name).__doc__)]
+        assert not without
 
 
 def test_no_file_names_a_place_on_some_machine() -> None:

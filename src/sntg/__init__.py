@@ -43,7 +43,9 @@ from sntg.training import (
     recipe,
     resolve,
     resume,
+    resume_series,
     run,
+    run_series,
     train,
 )
 
@@ -101,7 +103,9 @@ __all__ = [
     "recipe",
     "resolve",
     "resume",
+    "resume_series",
     "run",
+    "run_series",
     "sample_pairs",
     "sntg_loss",
     "train",

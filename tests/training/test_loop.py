@@ -316,16 +316,6 @@ def test_the_average_is_the_exponential_one_of_every_steps_weights():
         torch.testing.assert_close(p, expected[name])
 
 
-def test_the_start_is_announced_once_all_is_ready():
-    news = []
-    train([quick()], lambda records: news.append("epoch"), lambda: news.append("start"))
-    assert news == ["start", "epoch", "epoch"]
-    news.clear()
-    with pytest.raises(UsageError, match=r"has no config\.json"):
-        train([quick(graph="fixed", fixed_from="nowhere")], on_start=lambda: news.append("start"))
-    assert news == []
-
-
 # --- it learns, and stops when it does not ---------------------------------------------------------------------------
 
 

@@ -71,9 +71,8 @@ class Trained:
 def train(
     configs: Sequence[Config],
     on_epoch: Callable[[list[Record]], None] = lambda records: None,
-    on_start: Callable[[], None] = lambda: None,
 ) -> list[Trained]:
-    """Trains the runs. `on_start` is called when all is ready to begin, `on_epoch` with one record a run each epoch.
+    """Trains the runs. `on_epoch` is called with one record a run each epoch.
 
     >>> from sntg.training import resolve
     >>> (run,) = train([resolve("two-moons", 12, "pi", epochs=1)])
@@ -83,7 +82,6 @@ def train(
     check_stack(configs)
     with own_randomness(configs[0]):
         runs = Stack(configs)
-        on_start()
         while not runs.finished:
             records = runs.advance()
             if runs.diverged:

@@ -87,6 +87,15 @@ def resume(
 
     data: the folder of the dataset's files, where it is another one than the run began with. A damaged checkpoint is
     told to `on_damage`, and the one before is used; a run without any starts over.
+
+    >>> import signal, tempfile
+    >>> from contextlib import suppress
+    >>> from sntg.training import resolve
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with suppress(Stopped):  # Ctrl-C after the first epoch
+    ...         run(resolve("two-moons", 12, "pi", epochs=2), folder, lambda _: signal.raise_signal(signal.SIGINT))
+    ...     [record["epoch"] for record in resume(folder).history]
+    [1, 2]
     """
     folder = RunFolder(out)
     config_to_resume(folder, data)  # before a lock is put into what is no run
@@ -143,6 +152,10 @@ def config_to_resume(folder: RunFolder, data: str = "", in_one_pass: bool = Fals
 
     One that is done is refused, and so is one whose series trains in one pass: the checkpoints are the pass's, and so
     are the random numbers. in_one_pass: it is the pass that goes on; perhaps it was stopped while it finished its runs.
+
+    >>> config_to_resume(RunFolder("nowhere"))
+    Traceback (most recent call last):
+    sntg.errors.UsageError: 'nowhere' is not a run folder: it has no config.json
     """
     stored = read_config(folder.path, keep_device=True)
     if folder.finished and not in_one_pass:

@@ -105,7 +105,21 @@ def resume_series(
     on_step: OnStep = lambda runs: None,
     on_damage: Callable[[str], None] = lambda message: None,
 ) -> list[Trained]:
-    """Goes on with an interrupted series; seeds that are done are left alone."""
+    """Goes on with an interrupted series; seeds that are done are left alone.
+
+    >>> import signal, tempfile
+    >>> from contextlib import suppress
+    >>> from sntg.training import Stopped, resolve
+    >>> configs = [resolve("two-moons", 12, "pi", seed, epochs=1) for seed in (0, 1)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with suppress(Stopped):  # Ctrl-C after the first step
+    ...         run_series(configs, folder, on_step=lambda _: signal.raise_signal(signal.SIGINT))
+    ...     begun = seeds_done(Path(folder)), [config.seed for config in read_series(Path(folder))]
+    ...     runs = resume_series(folder)
+    ...     done = seeds_done(Path(folder)), list(final_errors(Path(folder)))
+    >>> begun, done
+    ((0, [0, 1]), (2, [0, 1]))
+    """
     home = RunFolder(out)
     read_series(home.path)  # before a lock is put into what is no series
     with home.locked():
@@ -220,7 +234,7 @@ def is_series(path: Path) -> bool:
 
 
 def read_series(path: Path) -> list[Config]:
-    """The runs of a series."""
+    """The runs of a series; `resume_series` has an example."""
     try:
         listed = json.loads((path / SERIES).read_text(encoding="utf-8"))
         if not (isinstance(listed, list) and listed):
@@ -236,12 +250,12 @@ def read_series(path: Path) -> list[Config]:
 
 
 def seeds_done(path: Path) -> int:
-    """How many seeds of a series are done."""
+    """How many seeds of a series are done; `resume_series` has an example."""
     return sum(_folder(path, config).finished for config in read_series(path))
 
 
 def final_errors(path: Path) -> dict[int, float]:
-    """The error of each seed that is done, whenever that was."""
+    """The error of each seed that is done, whenever that was; `resume_series` has an example."""
     folders = {config.seed: _folder(path, config) for config in read_series(path)}
     return {seed: folder.last_error() for seed, folder in folders.items() if (folder.path / WEIGHTS).exists()}
 

@@ -20,6 +20,11 @@ def train_all(configs: list[Config], on_epoch: Callable[[int, int], None]) -> li
     """Trains every config and returns the runs in their order; on_epoch(which run, epochs done) tells how far it is.
 
     The first failure ends all of them and is raised as it was.
+
+    >>> from sntg.training import resolve
+    >>> runs = train_all([resolve("two-moons", 12, "pi", s, epochs=1) for s in (0, 1)], lambda run, epochs: None)
+    >>> [len(run.history) for run in runs]
+    [1, 1]
     """
     context = get_context("spawn")  # a forked torch may hang
     news: Any = context.Queue()
