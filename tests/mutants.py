@@ -155,6 +155,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("bench/report.py", "bench/test_report.py"): [("(row.warm_up_s or 0.0) + ", "")],  # a start counts
     ("bench/__init__.py", "bench/test_bench.py"): [
         ("if not measured.issuperset(group)", ""),  # a resumed bench measures what is missing
+        ('path.with_suffix(".png").exists() or', "True or"),  # or draws the plot that is
     ],
     ("training/leftovers.py", "training/test_leftovers.py"): [
         ("since <= file.stat()", "0 <= file.stat()"),  # what was whole before
@@ -171,6 +172,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("training/randomness.py", "training/test_randomness.py"): [
         ('if config.pairs != "half"', "if False"),  # threads would add up as they come
+        ("torch.default_generator.manual_seed", "torch.manual_seed"),  # other GPUs would go on with our numbers
     ],
     ("training/loop.py", "training/test_engines.py"): [
         ('if name == "eager":', "if False:"),  # the kernels may be what failed
@@ -199,6 +201,11 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("isinstance(size, torch.SymInt)", "False"),  # what a compiler leaves open would be known after
         ("compiling().submit(", "str("),
     ],
+    ("training/series.py", "training/test_series.py"): [
+        ("load(_with_same_split(c, series))", "load(c)"),  # a split file may have changed since
+        ("check_graph(configs)  #", "#"),  # a graph that later seeds cannot have
+    ],
+    ("training/evaluation.py", "training/test_evaluation.py"): [("part.to(device)", "part")],
     ("training/series.py", "training/test_series_in_turns.py"): [
         ("own_randomness(configs[0]), stop", "stop"),  # who ends first takes the others' kernels along
     ],
