@@ -162,6 +162,8 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         (".st_mtime_ns < until", ".st_mtime_ns < inf"),  # what may be of one that still compiles
         ("for mark in gone if until == inf", "for mark in gone"),  # who comes next has to know
         ("        mark.unlink()", "        pass"),  # done
+        ("            await_others(marks)\n", ""),  # half a library would be loaded
+        ("with FileLock(_lock(marks)):", "if True:"),  # who begins at the same time would be swept away
         ("sweep(marks, {Path(cache_dir()), Path(default_cache_dir())})", "sweep(marks, {Path(cache_dir())})"),
     ],
     ("training/engines.py", "training/test_engines.py"): [

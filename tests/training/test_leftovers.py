@@ -6,13 +6,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
+from sntg.errors import Notice
 from sntg.training.leftovers import MARKS, compiling, sweep
+from sntg.training.stopping import Stopped, stop_requests
 
 HOUR = 3600 * 10**9
 NAMES = ("ab/x.main.so", "ab/x.o", "ab/x.main.cpp", "precompiled_headers/y.h.gch", "precompiled_headers/y.h")
@@ -78,10 +82,32 @@ def test_a_process_that_still_compiles_is_left_alone(caches):
         assert mark.exists()
 
 
-def test_what_may_be_of_one_that_still_compiles_waits_for_the_next_sweep(caches):
+def test_what_may_be_of_one_that_still_compiles_is_deleted_when_that_is_done(caches, monkeypatch):
+    """Half of a library of the one that was killed would be loaded otherwise, and the run go on without compiling."""
+    files = write(caches, age=HOUR)
+    mark_of_another(caches[0], age=3 * HOUR)
+    alive = mark_of_another(caches[0], age=2 * HOUR)
+    lock, looks = lock_of(alive), []
+
+    def end_at_the_third_look(seconds):
+        assert existing(files) == files
+        looks.append(seconds)
+        if len(looks) == 3:
+            alive.unlink()
+            lock.release()
+
+    lock.acquire()
+    monkeypatch.setattr("time.sleep", end_at_the_third_look)
+    with pytest.warns(Notice, match="another still compiles: this one waits for that, for 120 s at most"), compiling():
+        assert {file.suffix for file in existing(files)} == {".cpp", ".h"}
+    assert len(looks) == 3
+
+
+def test_one_that_never_gets_done_is_not_waited_for_for_ever_and_keeps_its_files(caches, monkeypatch):
+    monkeypatch.setattr("sntg.training.leftovers.PATIENCE", 0.5)
     files = write(caches, age=HOUR)
     gone, alive = mark_of_another(caches[0], age=3 * HOUR), mark_of_another(caches[0], age=2 * HOUR)
-    with lock_of(alive), compiling():
+    with warnings.catch_warnings(action="ignore"), lock_of(alive), compiling():
         assert existing(files) == files
         assert gone.exists()
     alive.unlink()
@@ -89,7 +115,33 @@ def test_what_may_be_of_one_that_still_compiles_waits_for_the_next_sweep(caches)
         assert {file.suffix for file in existing(files)} == {".cpp", ".h"}
 
 
-def test_what_is_older_than_one_that_still_compiles_is_deleted(caches):
+def test_who_waits_hears_that_it_is_to_stop(caches):
+    mark_of_another(caches[0], age=3 * HOUR)
+    alive = mark_of_another(caches[0], age=2 * HOUR)
+    with lock_of(alive), stop_requests():
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.warns(Notice), pytest.raises(Stopped), compiling():
+            pytest.fail("it goes on")
+
+
+def test_two_that_begin_at_once_see_each_other(caches):
+    """The second would sweep away what the first has begun to write since."""
+
+    def begin():
+        with compiling():
+            return True
+
+    assert begin()
+    with ThreadPoolExecutor(1) as pool:
+        with FileLock(caches[0] / f"{MARKS}.lock"):
+            second = pool.submit(begin)
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.3)
+        assert second.result(timeout=60)
+
+
+def test_what_is_older_than_one_that_still_compiles_is_deleted(caches, monkeypatch):
+    monkeypatch.setattr("sntg.training.leftovers.PATIENCE", 0.0)
     files = write(caches, age=2 * HOUR)
     mark_of_another(caches[0], age=3 * HOUR)
     alive = mark_of_another(caches[0], age=HOUR)
