@@ -3,8 +3,8 @@
     python studies/pi_variants.py mean-graph --seeds 1 --set k=0.1
     python studies/pi_variants.py own-flips+both-labels+dense-16 --seeds 1 --set k=0.1
 
-Variants joined by a plus are made at once: if a group gains nothing, none of its members gains much. All else is
-`sntg train cifar10 --labels 4000 --method pi+sntg`.
+Variants joined by a plus are made at once, to see with one run whether any may gain something; gains can cancel. All
+else is `sntg train cifar10 --labels 4000 --method pi+sntg`.
 """
 
 import sys

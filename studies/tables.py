@@ -32,11 +32,11 @@ PROTOTYPE: dict[str, tuple[list[float], float | None]] = {
 VARIANTS = {
     "": "the recipe",
     "float32-zca-": "ZCA fitted in float32",
-    "both-branches-": "graph term on both branches' features",
-    "mean-graph-": "graph of both branches' mean prediction",
-    "own-flips-": "flips of each branch's own",
-    "both-labels-": "cross-entropy of both branches",
-    "three-variants-": "the two above, and the output layer in bfloat16",
+    "both-branches-": "`both-features`: graph term on both branches' features",
+    "mean-graph-": "`mean-graph`: graph of both branches' mean prediction",
+    "own-flips-": "`own-flips`: flips of each branch's own",
+    "both-labels-": "`both-labels`: cross-entropy of both branches",
+    "three-variants-": "`own-flips+both-labels+dense-16`: these two, and features and output layer in bfloat16",
 }
 BEST = 5  # settings of each method that a table of the tuning shows
 K_SEEDS = range(4)  # that k = 0.4, of which the prototype has two runs, was run with

@@ -204,7 +204,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("compiling().submit(", "str("),
     ],
     ("training/series.py", "training/test_series.py"): [
-        ("load(_with_same_split(c, series))", "load(c)"),  # a split file may have changed since
+        ("partial(_with_same_split, load, series)", "load"),  # a split file may have changed since
         ("check_graph(configs)  #", "#"),  # a graph that later seeds cannot have
     ],
     ("training/evaluation.py", "training/test_evaluation.py"): [("part.to(device)", "part")],

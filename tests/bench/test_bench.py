@@ -261,7 +261,12 @@ def test_where_no_engine_that_was_asked_for_works_there_is_no_plot(small, monkey
 
 def written(provenance, **parts):
     provenance = {"date": "2026-11-17", **provenance}
-    found = {"provenance": provenance, "hardware": {"device": "cpu"}, "matrix_product": {}, "rows": []}
+    found = {
+        "provenance": provenance,
+        "hardware": {"device": "cpu", "torch": "2.13.0"},
+        "matrix_product": {},
+        "rows": [],
+    }
     return json.dumps(found | {"overheads": [], "complete": False} | parts)
 
 

@@ -565,7 +565,8 @@ def test_points_streamed_from_the_host_train_to_the_same_bits(method, engine):
         config = make_config(method, engine, model="small", storage=storage)
         with own_randomness(config):
             runs = make_stack(config)
-            assert runs.batches.x.device.type == ("cpu" if storage == "host" else DEVICE)
+            kept = "cpu" if storage == "host" else DEVICE
+            assert (runs.batches.x.device.type, runs.test_x.device.type) == (kept, kept)
             while not runs.finished:
                 runs.advance()
         ends.append(copied(runs.state()))

@@ -9,7 +9,7 @@ import torch
 from sntg.errors import UsageError
 from sntg.graph import HardGraph, SoftGraph
 from sntg.training import RunFolder, loop, resolve, run, train
-from sntg.training.graphs import SAME_SPLIT, build_graph, check_same_split
+from sntg.training.graphs import SAME_SPLIT, build_graph, check_graph, check_same_split
 from sntg.training.inputs import load_inputs
 from sntg.training.metrics import EpochLog
 
@@ -101,6 +101,12 @@ def test_a_fixed_graph_from_another_dataset_is_refused(tmp_path):
 def test_a_fixed_graph_from_nowhere_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"is not a run folder: it has no config\.json"):
         train([quick(graph="fixed", fixed_from=str(tmp_path))])
+
+
+def test_without_a_graph_term_nobody_asks_what_it_would_be_made_from(tmp_path):
+    check_graph([quick("pi", graph="fixed", fixed_from=str(tmp_path))])
+    with pytest.raises(UsageError, match=r"fixed_from: .* is not a run folder"):
+        check_graph([quick("pi+sntg", graph="fixed", fixed_from=str(tmp_path))])
 
 
 def test_where_an_earlier_run_is_stays_true_in_another_folder(tmp_path, monkeypatch):

@@ -421,6 +421,27 @@ def test_seeds_that_begin_later_have_the_labels_of_those_before_whatever_became_
         assert len(labelled[0]) == len(rows)
 
 
+def test_seeds_that_share_a_split_file_are_the_runs_they_would_be_alone(tmp_path):
+    """Each holds out points of its own, whatever those before it held out."""
+    listed = tmp_path / "rows.txt"
+    listed.write_text("\n".join(map(str, range(1198))))  # all there are
+    shown = {"labels": "all", "split_file": str(listed), "validation": 300}
+    run_series([digits(seed, **shown) for seed in (0, 1)], tmp_path / "series")
+    run(digits(1, **shown), tmp_path / "alone")
+    assert (tmp_path / "series/split.txt").read_text() == listed.read_text()
+    for name in ("split.txt", "validation.txt", "metrics.jsonl"):
+        assert (tmp_path / "series/seed-1" / name).read_text() == (tmp_path / "alone" / name).read_text()
+
+
+def test_a_split_file_that_is_none_leaves_the_folder_free_and_is_named(tmp_path):
+    listed = tmp_path / "rows.txt"
+    listed.write_text("0\n99999\n")
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"rows\.txt', line 2: the index '99999'"):
+            run_series([digits(seed, "all", split_file=str(listed)) for seed in (0, 1)], tmp_path / "series")
+        assert [path.name for path in (tmp_path / "series").iterdir()] == [".lock"]
+
+
 def test_seeds_in_one_pass_that_are_asked_to_stop_while_they_are_finished_do(tmp_path, monkeypatch):
     """Finishing takes a second a seed: nobody waits for a thousand of them after a Ctrl-C."""
     configs, module = [moons(seed) for seed in SEEDS], sys.modules["sntg.training.run"]

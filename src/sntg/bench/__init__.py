@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from sntg.bench.cases import METHODS, Case, Group, chosen, narrowed, plan
@@ -181,4 +180,4 @@ def _line(row: Row) -> str:
 
 def _title(results: Results) -> str:
     """What the plot says above its bars."""
-    return f"{results.hardware['device']}, torch {torch.__version__}, {results.provenance['date']}"
+    return f"{results.hardware['device']}, torch {results.hardware['torch']}, {results.provenance['date']}"

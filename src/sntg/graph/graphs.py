@@ -100,10 +100,10 @@ class KNNGraph:
 
     def __init__(self, neighbours: Tensor) -> None:
         _check_numbers("neighbours must be row numbers (..., N, k)", neighbours, axes=2)
-        points = neighbours.shape[-2]
-        if neighbours.numel() and not 0 <= int(neighbours.min()) <= int(neighbours.max()) < points:
+        rows, points = neighbours.long(), neighbours.shape[-2]
+        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < points:
             raise UsageError(f"neighbours must be rows of the {points} points, 0 to {points - 1}")
-        self.neighbours = neighbours
+        self.neighbours = rows
 
     @classmethod
     def build(cls, points: Tensor, k: int = 10) -> "KNNGraph":

@@ -14,7 +14,6 @@ from sntg.training.config import Config
 from sntg.training.evaluation import predict
 from sntg.training.run_folder import SPLIT, load, read_config
 
-AT_ONCE = 1000  # points on the device while an earlier run predicts
 SAME_SPLIT = ("dataset", "labels", "seed", "split", "label_noise", "validation", "whitening")
 
 
@@ -34,19 +33,15 @@ def _knn(configs: Sequence[Config], points: Sequence[Tensor], splits: Sequence[S
 
 
 def _fixed(configs: Sequence[Config], points: Sequence[Tensor], splits: Sequence[Split]) -> Graph:
-    """What an earlier run predicts for the points, which go to the device some at a time."""
+    """What an earlier run predicts for the points."""
     folder = configs[0].fixed_from
     check_graph(configs)
     for split in splits:
         stored = read_split(Path(folder) / SPLIT, split.labels, entry(configs[0].dataset).classes)
         if not torch.equal(stored.labels, split.labels):
             raise UsageError(f"fixed_from is a run that saw other labels: compare its {SPLIT} with this run's")
-    earlier, device = load(folder).to(configs[0].device), configs[0].device
-
-    def classes(x: Tensor) -> Tensor:
-        return torch.cat([predict(earlier, part.to(device)).logits.argmax(-1) for part in torch.split(x, AT_ONCE)])
-
-    return FixedGraph(torch.stack([classes(x) for x in points]))
+    earlier = load(folder).to(configs[0].device)
+    return FixedGraph(torch.stack([predict(earlier, x).logits.argmax(-1) for x in points]))
 
 
 def check_graph(configs: Sequence[Config]) -> None:

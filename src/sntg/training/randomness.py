@@ -31,9 +31,8 @@ def own_randomness(config: Config) -> Iterator[None]:
         torch.random.fork_rng([device] if on_gpu else []),
         sums_in_order() if config.pairs != "half" else nullcontext(),
     ):
-        torch.default_generator.manual_seed(
-            config.seed
-        )  # torch.manual_seed would seed every GPU, and nobody put it back
+        # torch.manual_seed would seed every GPU, and nobody would put the others back.
+        torch.default_generator.manual_seed(config.seed)
         if on_gpu:
             torch.cuda.manual_seed(config.seed)
         try:
@@ -52,9 +51,8 @@ def sums_in_order() -> Iterator[None]:
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", ".*CuBLAS"
-        )  # in order as long as a stream has a workspace of its own, as ours have
+        # cuBLAS adds up in order as long as each stream has a workspace of its own, as ours have.
+        warnings.filterwarnings("ignore", ".*CuBLAS")
         torch.use_deterministic_algorithms(True, warn_only=True)
         try:
             yield

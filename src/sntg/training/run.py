@@ -22,8 +22,9 @@ from sntg.training.run_folder import CONFIG, FIGURES, SERIES, SPLIT, RunFolder, 
 from sntg.training.stopping import Stopped, stop_requests
 from sntg.training.tensorboard import Board, check_tensorboard
 
-# What may change when a run goes on; an engine may not work any more where it goes on, and a slower one takes over.
-FREE = ("data", "split_file", "storage", "engine", "checkpoint_seconds", "tensorboard")
+# What may change when a run goes on: folders that have been moved, and how it is executed. (An engine may not work any
+# more where it goes on, and a slower one takes over.)
+FREE = ("data", "split_file", "fixed_from", "storage", "engine", "checkpoint_seconds", "tensorboard")
 ONE_PASS = ("mlp",)  # models whose seeds gain from one pass: those of a series are one stack
 OnEpoch = Callable[[Record], None]
 OnEpochs = Callable[[list[Record]], None]  # of every living run of a stack

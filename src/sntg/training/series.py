@@ -1,6 +1,6 @@
 """One run with several seeds. Each has a folder of its own, and is statistically the run it would be alone.
 
-    SERIES/series.json, seed-0/, seed-1/, ...
+    SERIES/series.json, seed-0/, seed-1/, ..., and split.txt, a copy of the split file where one was given
 
 One run leaves a processor partly idle. The seeds of a small network go through in one pass (`Stack`). A convolutional
 network on a GPU gains nothing from that; its seeds take turns, each on a stream of its own (`lanes`), and each is, to
@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 
 from sntg.errors import DivergenceError, UsageError
-from sntg.files import write_text
+from sntg.files import write_bytes, write_text
 from sntg.models import CONVOLUTIONAL
 from sntg.training.checkpoints import has_checkpoints, remove_checkpoints
 from sntg.training.config import Config, MissingGPU, config_from
 from sntg.training.graphs import check_graph
-from sntg.training.inputs import load_inputs
+from sntg.training.inputs import Inputs, load_inputs
 from sntg.training.lanes import Lane, take_turns
 from sntg.training.loop import Record, Trained, check_stack
 from sntg.training.randomness import own_randomness
@@ -93,7 +93,8 @@ def run_series(
             if not any((folder.path / CONFIG).exists() for folder in folders):  # nothing has begun
                 for folder in folders:
                     folder.discard()
-                (home.path / SERIES).unlink()  # the folder stays free for another attempt
+                for name in (SERIES, SPLIT):
+                    (home.path / name).unlink(missing_ok=True)  # the folder stays free for another attempt
                 raise
             raise UsageError(f"{e}; `sntg resume {shlex.quote(str(out))}` goes on when that is put right") from None
 
@@ -198,7 +199,7 @@ def _steps(
         for folder in folders:
             (folder.path / CONFIG).unlink(missing_ok=True)
         told = on_epoch, on_step, lambda: nullcontext(check_stop)
-        return (yield from begin(configs, folders, home, *told, lambda c: load(_with_same_split(c, series))))
+        return (yield from begin(configs, folders, home, *told, partial(_with_same_split, load, series)))
     with ExitStack() as locks:
         for folder in folders:
             locks.enter_context(folder.locked())
@@ -207,10 +208,14 @@ def _steps(
         return (yield from steps)
 
 
-def _with_same_split(config: Config, series: Path) -> Config:
-    """With the copy of the split file that a seed before has kept, if one has: the file may have changed since."""
-    kept = sorted(path.parent / SPLIT for path in series.glob(f"seed-*/{CONFIG}"))
-    return replace(config, split_file=str(kept[0])) if config.split_file and kept else config
+def _with_same_split(load: Load, series: Path, config: Config) -> Inputs:
+    """Keeps a copy of a split file when the first seed reads it, for those that begin later: the file may change."""
+    copy = series / SPLIT
+    if not config.split_file or copy.exists():
+        return load(replace(config, split_file=str(copy)) if config.split_file else config)
+    inputs = load(config)
+    write_bytes(copy, Path(config.split_file).read_bytes())
+    return inputs
 
 
 def _check_untrained(folders: Sequence[RunFolder], home: Path, without: RunFolder) -> None:
