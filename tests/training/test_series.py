@@ -433,6 +433,15 @@ def test_seeds_that_share_a_split_file_are_the_runs_they_would_be_alone(tmp_path
         assert (tmp_path / "series/seed-1" / name).read_text() == (tmp_path / "alone" / name).read_text()
 
 
+def test_the_split_of_a_run_that_never_began_there_is_not_taken_for_the_series_own(tmp_path):
+    (tmp_path / "rows.txt").write_text("0\n1\n2\n3\n")
+    (tmp_path / "series").mkdir()
+    (tmp_path / "series/split.txt").write_text("# of another\n7 0\n8 0\n")
+    run_series([digits(0, "all", split_file=str(tmp_path / "rows.txt"))], tmp_path / "series")
+    assert (tmp_path / "series/split.txt").read_text() == (tmp_path / "rows.txt").read_text()
+    assert len((tmp_path / "series/seed-0/split.txt").read_text().splitlines()) == 2 + 4
+
+
 def test_a_split_file_that_is_none_leaves_the_folder_free_and_is_named(tmp_path):
     listed = tmp_path / "rows.txt"
     listed.write_text("0\n99999\n")

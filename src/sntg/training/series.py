@@ -85,6 +85,7 @@ def run_series(
     check_free(home.path)
     with home.locked():
         home.remove_partial()
+        (home.path / SPLIT).unlink(missing_ok=True)  # of a run that was killed before it had settings
         write_text(home.path / SERIES, json.dumps([config.as_dict() for config in configs], indent=1) + "\n")
         try:
             return _train(configs, home.path, "", on_epoch, on_step)
@@ -211,10 +212,11 @@ def _steps(
 def _with_same_split(load: Load, series: Path, config: Config) -> Inputs:
     """Keeps a copy of a split file when the first seed reads it, for those that begin later: the file may change."""
     copy = series / SPLIT
-    if not config.split_file or copy.exists():
-        return load(replace(config, split_file=str(copy)) if config.split_file else config)
+    if config.split_file and copy.exists():
+        return load(replace(config, split_file=str(copy)))
     inputs = load(config)
-    write_bytes(copy, Path(config.split_file).read_bytes())
+    if config.split_file:
+        write_bytes(copy, Path(config.split_file).read_bytes())
     return inputs
 
 
