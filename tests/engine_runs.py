@@ -6,6 +6,7 @@ import torch
 
 from sntg.data import CATALOGUE, Dataset, Split
 from sntg.training import Inputs, resolve
+from sntg.training.adam import Adam
 from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
 
@@ -42,6 +43,19 @@ def new_state(config):
     with own_randomness(config):
         runs = Stack([config])
         return copied(runs.state()), runs
+
+
+def overflow_above(scale, monkeypatch):
+    """Every run's gradients overflow where its loss scale is larger, under any engine."""
+    gather = Adam.gather
+
+    def gathered(adam):
+        gather(adam)
+        for flat in adam.gradients:
+            each = flat.view(len(adam.scale.value), -1)
+            each.copy_(torch.where(adam.scale.value[:, None] > scale, torch.inf, each))
+
+    monkeypatch.setattr(Adam, "gather", gathered)
 
 
 def leave_out_figures(monkeypatch):

@@ -247,8 +247,9 @@ def test_unit_has_length_one_in_float32(scale):
     torch.testing.assert_close(unit(d).norm(dim=1), torch.ones(40), rtol=0, atol=5e-6)
 
 
-def test_unit_of_nothing_is_nothing():
-    assert (unit(torch.zeros(2, 3)) == 0).all()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_unit_of_nothing_is_nothing(dtype):
+    assert (unit(torch.zeros(2, 3, dtype=dtype)) == 0).all()
 
 
 def test_unit_scales_over_as_many_axes_as_an_input_has():

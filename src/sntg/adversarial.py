@@ -71,7 +71,8 @@ def unit(d: Tensor, event_dims: int = 1) -> Tensor:
     tensor([[0.6000, 0.8000]])
     """
     axes = tuple(range(-event_dims, 0))
-    d = d / (d.abs().amax(axes, keepdim=True) + 1e-12)
+    largest = d.abs().amax(axes, keepdim=True)
+    d = d / torch.where(largest > 0, largest + 1e-12, 1.0)  # in 16 bits 1e-12 is nothing
     return d / (1e-6 + d.square().sum(axes, keepdim=True)).sqrt()
 
 

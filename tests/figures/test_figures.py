@@ -174,7 +174,36 @@ def test_up_to_two_thousand_points_are_shown_by_t_sne(monkeypatch):
 
     features = np.random.default_rng(1).normal(size=(2000, 5))
     monkeypatch.setattr("sklearn.manifold.TSNE", Pretended)
-    np.testing.assert_array_equal(embeddings.project(features), features[:, 2:4])
+    off = features - features.mean(0)
+    np.testing.assert_array_equal(embeddings.project(features), (off / np.abs(off).max())[:, 2:4])
+
+
+SMALL = np.random.default_rng(0).random((60, 8))
+
+
+@pytest.mark.parametrize(
+    "features",
+    [np.ones((60, 8)), np.ones((1, 8)), np.zeros((60, 8)), np.ones((60, 8)) + 1e-9 * SMALL],
+    ids=["equal", "one", "zero", "equal but for rounding"],
+)
+def test_features_that_are_the_same_are_one_place(features):
+    """t-SNE would end the process, with nothing that could be caught."""
+    np.testing.assert_array_equal(embeddings.project(features.astype(np.float32)), np.zeros((len(features), 2)))
+
+
+@pytest.mark.parametrize("n", [2, 20, 36, 37])
+def test_few_points_are_projected_too(n):
+    """t-SNE takes no fewer than its perplexity."""
+    plane = embeddings.project(SMALL[:n].astype(np.float32))
+    assert plane.shape == (n, 2)
+    assert len(np.unique(plane, axis=0)) == n
+
+
+@pytest.mark.parametrize("size", [1e-40, 1e-30, 1e37])
+def test_features_of_any_size_are_projected(size):
+    plane = embeddings.project((SMALL * size).astype(np.float32))
+    assert np.isfinite(plane).all()
+    assert len(np.unique(plane, axis=0)) == 60
 
 
 def test_a_figure_is_a_png_written_whole(tmp_path):

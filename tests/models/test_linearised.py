@@ -6,7 +6,7 @@ from torch.func import jvp, vjp
 
 from sntg.models import MLP, SmallNet, stack
 from sntg.models.convnet import _mean_map
-from sntg.models.layers import AffineDense, BatchNormDense, Dense
+from sntg.models.layers import AffineDense, BatchNormDense
 from sntg.models.linearised import LinearMap, composed, differentiated
 
 A = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -39,11 +39,7 @@ def test_linear_maps_go_one_after_the_other_and_their_transposes_back():
 
 
 @pytest.mark.parametrize("shape", [(7,), (2, 7), (1, 7), (1, 2, 7)], ids=str)
-@pytest.mark.parametrize(
-    "make",
-    [Dense, lambda *size: Dense(*size, mean_only_bn=False), BatchNormDense, AffineDense],
-    ids=["mean-only", "weight norm alone", "batch", "affine"],
-)
+@pytest.mark.parametrize("make", [BatchNormDense, AffineDense], ids=["batch", "affine"])
 def test_a_dense_layer_knows_its_derivative(make, shape):
     """That of what it does in training mode, where a batch's rows are tied together; alone and as a stack of one."""
     torch.manual_seed(0)

@@ -331,6 +331,19 @@ def test_bfloat16_is_said_to_be_too_coarse_for_vat_alone(method, precision, recw
         assert not told
 
 
+@pytest.mark.parametrize(("asked", "decided"), [("auto", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32")])
+def test_a_direction_by_differences_is_taken_in_float32_unless_told(asked, decided, recwarn, monkeypatch):
+    """16 bits lose x + xi d beside x, and then every direction is zero."""
+    monkeypatch.setattr(sys.modules["sntg.training.loop"], "best_precision", lambda device, method: "float16")
+    settings = {"epochs": 1, "epoch_steps": 1, "batch": 20, "precision": asked, "xi": 1e-6}
+    config = resolve("digits", 20, "vat+sntg", **settings)
+    with own_randomness(config):
+        assert Stack([config]).configs[0].precision == decided
+    told = [str(w.message) for w in recwarn if issubclass(w.category, Notice)]
+    lost = "a step as small as xi = 1e-06 is lost in bfloat16, and with it the direction: float32 loses least"
+    assert told == ([lost] if decided == "bfloat16" else [])
+
+
 @pytest.mark.parametrize("method", all_names())
 @pytest.mark.parametrize("native", [True, False])
 def test_the_best_of_a_gpu_is_16_bits_where_it_has_them_and_float16_for_vat(method, native, monkeypatch):

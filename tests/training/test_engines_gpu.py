@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_runs import LABELS, leave_out_figures, random_inputs
+from engine_runs import LABELS, leave_out_figures, overflow_above, random_inputs
 
 from sntg.models.noise import Dropout, GaussianNoise
 from sntg.training import Stopped, engines, resolve, resume_series, run, run_series
@@ -551,6 +551,27 @@ def test_every_recorded_method_goes_on_to_the_same_bits(method):
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float16"])
 def test_the_papers_network_goes_on_to_the_same_bits_in_every_precision(engine, precision):
     assert_goes_on_to_the_same_bits("pi+ent+sntg", engine, 3, precision=precision, model="conv13")
+
+
+@pytest.mark.parametrize("engine", ["eager", *ENGINES])
+def test_a_step_that_overflows_in_float16_is_not_taken(engine, monkeypatch):
+    """The first two do, by a scale that halves with each."""
+    overflow_above(300, monkeypatch)
+    config = make_config("vat+ent+sntg", engine, "float16", model="small")
+    with own_randomness(config):
+        runs = make_stack(config)
+        begun, moved = runs.optimiser.theta.clone(), []
+        for _ in range(3):
+            runs.advance()
+            moved.append(not torch.equal(runs.optimiser.theta, begun))
+    assert moved == [False, False, True]
+    assert runs.optimiser.scale.value.item() == 256
+    assert runs.optimiser.theta.isfinite().all()
+
+
+def test_stopped_between_overflows_a_recorded_run_goes_on_to_the_same_bits(monkeypatch):
+    overflow_above(300, monkeypatch)
+    assert_goes_on_to_the_same_bits("vat+ent+sntg", ENGINES[-1], 1, precision="float16")
 
 
 # --- streamed points -------------------------------------------------------------------------------------------------

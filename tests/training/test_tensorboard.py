@@ -89,16 +89,19 @@ def test_a_run_is_the_same_with_and_without_it(finished, tmp_path):
     assert not (tmp_path / "tensorboard").exists()
 
 
-def test_a_resumed_run_shows_each_step_once_and_as_it_was_in_the_end(finished, tmp_path, capsys):
+def test_a_resumed_run_shows_each_step_once_and_as_it_was_in_the_end(finished, tmp_path, capsys, monkeypatch):
     """Stopped after the second epoch with the checkpoint of the first: what the second showed is void."""
 
     def stop(record):
         if record["epoch"] == 2:
             raise KeyboardInterrupt
 
+    closed = []
+    monkeypatch.setattr(Board, "close", lambda board: closed.append(board.folder) or board.writer.close())
     config = resolve("two-moons", 12, "pi+sntg", **CONFIG, checkpoint_seconds=0.0)
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "run", stop)
+    assert closed == [tmp_path / "run" / "tensorboard"]  # else its thread and its file would stay with the process
     shown = scalars(tmp_path / "run")
     assert list(shown["lr"]) == [3, 6]
     assert resume(tmp_path / "run").history == finished[1].history
@@ -124,10 +127,11 @@ def test_later_steps_of_an_earlier_process_are_void(tmp_path):
     first = Board(tmp_path)
     for step, loss in ((2, 5.0), (4, 6.0), (6, 7.0)):
         first.add({"epoch": 1, "step": step, "loss": {"supervised": loss}})
-    first.writer.close()
+    first.close()
     again = Board(tmp_path, step=4)
     again.add({"epoch": 3, "step": 6, "loss": {"supervised": 8.0}, "error": None})
     again.embed(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
+    again.close()
     assert scalars(tmp_path) == {"loss/supervised": {2: 5.0, 4: 6.0, 6: 8.0}}
 
 

@@ -8,8 +8,11 @@ import numpy as np
 
 from sntg.figures.style import COLOURS, new_figure, save
 
-PERPLEXITY = 36  # the paper's, for its MNIST figure
-MOST_FOR_TSNE = 2000  # beyond that t-SNE takes minutes; the paper's CIFAR-10 figure shows principal components too
+PERPLEXITY = 36  # that of the paper's figure of MNIST
+MOST_FOR_TSNE = 2000  # beyond that t-SNE takes minutes; the paper's figure of CIFAR-10 has principal components too
+SAME = (
+    1e-6  # of the largest: features that differ by no more are those of one point, or of a network that has collapsed
+)
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,10 @@ class Embedding:
 
 
 def project(features: np.ndarray) -> np.ndarray:
-    """The features in two dimensions, by t-SNE started from their principal components, or by those alone if many.
+    """The features in two dimensions, by t-SNE started from their principal components, or by those alone.
+
+    By those alone if there are many points, or no more than t-SNE takes for a neighbourhood. All in one place if their
+    features are the same.
 
     >>> project(np.random.default_rng(0).normal(size=(120, 5))).shape
     (120, 2)
@@ -30,10 +36,15 @@ def project(features: np.ndarray) -> np.ndarray:
     from sklearn.decomposition import PCA  # here: scikit-learn takes a second to load
     from sklearn.manifold import TSNE
 
-    if len(features) > MOST_FOR_TSNE:
-        components: np.ndarray = PCA(2, random_state=0).fit_transform(features)
+    off = features.astype(np.float64) - features.mean(0, dtype=np.float64)
+    largest = np.abs(off).max()
+    if largest <= SAME * np.abs(features).max():  # t-SNE would end the process
+        return np.zeros((len(features), 2))
+    if not PERPLEXITY < len(features) <= MOST_FOR_TSNE:
+        components: np.ndarray = PCA(2, random_state=0).fit_transform(off)
         return components
-    projected: np.ndarray = TSNE(perplexity=PERPLEXITY, init="pca", random_state=0).fit_transform(features)
+    alike = off / largest  # its float32 has room for the squares of these, whatever the features' size
+    projected: np.ndarray = TSNE(perplexity=PERPLEXITY, init="pca", random_state=0).fit_transform(alike)
     return projected
 
 

@@ -13,6 +13,8 @@ from sntg.models import Classifier
 
 
 class MeanTeacher(Method):
+    """The loss is CE(f(x), y) + w |f(x; theta, xi) - f(x; theta', xi')|^2, with theta' the average of past theta."""
+
     name = "mt"
     line = "Mean Teacher: agree with a network that averages the student's weights"
 

@@ -14,6 +14,8 @@ from sntg.models import Output
 
 
 class Pi(Method):
+    """The loss is CE(f(x), y) + w |f(x; xi) - f(x; xi')|^2, with the noise xi and xi' of two passes of one network."""
+
     name = "pi"
     line = "Pi model: two noisy passes of one network agree"
 

@@ -14,6 +14,8 @@ from sntg.models import frozen_statistics
 
 
 class Supervised(Method):
+    """The loss is CE(f(x), y), of the labelled points alone."""
+
     name = "supervised"
     line = "cross-entropy on the labelled points alone"
     terms = ("supervised",)

@@ -17,6 +17,8 @@ STORE = ("Z", "z", "seen", "visits")  # what it remembers of every training poin
 
 
 class TemporalEnsembling(Method):
+    """The loss is CE(f(x), y) + w |f(x; xi) - Z / (1 - alpha^v)|^2, with Z the average of the point's past outputs."""
+
     name = "tempens"
     line = "temporal ensembling: agree with the average of one's past predictions"
 

@@ -19,6 +19,8 @@ from sntg.models import Output, frozen_statistics, shared_noise, two_batches, wi
 
 
 class VAT(Method):
+    """The loss is CE(f(x), y) + KL(f(x) || f(x + r)), with r of length epsilon where f changes most."""
+
     name = "vat"
     line = "virtual adversarial training: no change along the worst direction"
     separate_labelled = True

@@ -145,9 +145,6 @@ class WeightNorm(Layer):
             shift = shift - mean
         return (y + shift).to(y.dtype)
 
-    def derivative(self, y: Tensor) -> Map:
-        return (lambda t: t - self.batch_mean(t)) if self.mean_only_bn else (lambda t: t)
-
     def folded(self) -> tuple[Tensor, Tensor]:
         return self.weight(), self.b - self.running_mean if self.mean_only_bn else self.b
 

@@ -21,7 +21,7 @@ Net = TypeVar("Net", bound=nn.Module)
 
 def use_precision(model: Net, precision: str, fused: bool = False) -> Net:
     """Sets what a network's convolutions compute in, here and in its copies, and whether the GPU's kernels for what
-    follows them are used in training; returns it.
+    follows them are used, in training and in evaluation without gradients; returns it.
 
     >>> from sntg.models import SmallNet
     >>> net = use_precision(SmallNet((3, 32, 32), 10), "bfloat16")

@@ -11,7 +11,7 @@ from sntg.training.streaming import Streamed
 
 class Shuffled:
     """An endless stream of a set of rows, (runs, rows), `n` at a time: shuffle, cut into batches, drop the partial last
-    one, shuffle again. Fewer rows than a batch wants are repeated within it, each as often as any other.
+    one, shuffle again. Fewer rows than a batch wants are repeated within it, as evenly as whole rounds allow.
 
     >>> stream = Shuffled(torch.arange(5)[None], n=2)
     >>> stream.refill()

@@ -1,7 +1,8 @@
 """The one training loop. It trains a stack of runs side by side; one run is a stack of one.
 
-Runs of a stack share everything that shapes the computation and may differ in seed, learning rate, weights and noise
-(STACKABLE). Each has its own data, labels, initial weights, batches and noise; nothing but the loop is shared.
+Runs of a stack share everything that shapes the computation and may differ in seed, learning rate, weights, when these
+set in, and noise (STACKABLE). Each has its own data, labels, initial weights, batches and noise; nothing but the loop
+is shared.
 
 All that training carries from one step to the next is in `Stack.state`, so that a run can stop after any step and go
 on from there to the same bits.
@@ -129,7 +130,7 @@ class Stack:
         self.test_x = self._kept(torch.stack([i.data.test_x for i in self.inputs]))
         self.batches = self._batches()
         self.epoch_steps = steps_an_epoch(c, self.truth.shape[1])
-        self.optimiser = Adam(self.model.parameters(), runs=len(configs), loss_scale=LOSS_SCALE.get(c.precision, 1.0))
+        self.optimiser = Adam(self.model.parameters(), runs=len(configs), loss_scale=LOSS_SCALE.get(c.precision))
         self._initialise_from_data()
         self.objective = self._objective(configs)
         self.schedules = [_schedule(c, i) for c, i in zip(configs, self.inputs, strict=True)]
@@ -184,8 +185,9 @@ class Stack:
         """The loss of the next batch."""
         values, batch = self.timetable.next(), self.batches.next()
         terms, seen = self.objective(batch)
-        loss = torch.stack([values.weights[name].to(term.dtype) * term for name, term in terms.items()]).sum()
-        return loss * self.optimiser.loss_scale, (values, batch.rows, {n: t.detach() for n, t in terms.items()}, seen)
+        losses = torch.stack([values.weights[name].to(term.dtype) * term for name, term in terms.items()]).sum(0)
+        seen_terms = {name: term.detach() for name, term in terms.items()}
+        return self.optimiser.scaled(losses).sum(), (values, batch.rows, seen_terms, seen)
 
     @torch.no_grad()
     def _update(self, notes: Notes) -> None:
@@ -276,6 +278,7 @@ class Stack:
             errors = self.errors()
         moment = self.timetable.moment(self.step - 1)
         reported = errors["ema_error" if self.shared.report == "ema" else "student_error"]
+        scales = None if self.optimiser.scale is None else self.optimiser.scale.value.tolist()
         return [
             {
                 "epoch": epoch,
@@ -285,6 +288,7 @@ class Stack:
                 **summary,
                 **{name: error[r] for name, error in errors.items()},
                 "error": reported[r],
+                **({} if scales is None else {"loss_scale": scales[r]}),
             }
             for r, summary in enumerate(self.log.summaries())
         ]
@@ -363,16 +367,21 @@ class Stack:
 def _decided(config: Config, points: int) -> Config:
     """The config with `auto` replaced by what it means for the run on its device."""
     device, engine, precision = torch.device(config.device), config.engine, config.precision
+    base = METHODS[parse(config.method).base]
+    by_differences = base.name == "vat" and config.xi > 0
     if engine == "auto":
         engine = best_engine(device, config.method, config.model, config.epochs * steps_an_epoch(config, points))
     if precision == "auto":
-        precision = best_precision(device, config.method)
+        precision = "float32" if by_differences else best_precision(device, config.method)
     if config.model not in CONVOLUTIONAL:
         if config.precision not in ("auto", "float32"):
             reason = f"precision = {config.precision} is that of convolutions, and the {config.model} has none"
             warnings.warn(f"{reason}: it computes in float32", Notice, stacklevel=2)
         precision = "float32"
-    elif (precision, METHODS[parse(config.method).base].sixteen_bits) == ("bfloat16", "float16"):
+    elif by_differences and precision != "float32":
+        reason = f"a step as small as xi = {config.xi} is lost in {precision}, and with it the direction"
+        warnings.warn(f"{reason}: float32 loses least", Notice, stacklevel=2)
+    elif (precision, base.sixteen_bits) == ("bfloat16", "float16"):
         reason = f"in bfloat16 the directions of {config.method} are not exact in the first steps"
         warnings.warn(f"{reason}: precision = auto is exact enough", Notice, stacklevel=2)
     return replace(config, engine=engine, precision=precision)

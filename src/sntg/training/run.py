@@ -177,6 +177,22 @@ def _carry_on(
 ) -> Steps:
     """Trains to the end, with checkpoints on the way, and finishes the folders."""
     boards = [Board(folder.path, runs.step or None) for folder in folders] if runs.shared.tensorboard else []
+    try:
+        return (yield from _noting_down(runs, folders, boards, home, on_epoch, on_step, stops))
+    finally:
+        for board in boards:
+            board.close()
+
+
+def _noting_down(
+    runs: Stack,
+    folders: Sequence[RunFolder],
+    boards: Sequence[Board],
+    home: Path,
+    on_epoch: OnEpochs,
+    on_step: OnStep,
+    stops: Stops,
+) -> Steps:
     with stops() as check_stop:
         written = time.monotonic()
         while not runs.finished:

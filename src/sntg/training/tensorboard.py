@@ -39,6 +39,9 @@ class Board:
         """The test points' features, with their true classes."""
         shutil.rmtree(self.folder / "00000", ignore_errors=True)  # where they go: it warns of what a killed run left
         self.writer.add_embedding(features.float(), metadata=classes.tolist(), tag="features")
+
+    def close(self) -> None:
+        """Ends its thread and closes its file."""
         self.writer.close()
 
 
