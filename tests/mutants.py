@@ -37,6 +37,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("else teacher.detach()", "else teacher"),  # no gradient into the teacher, whatever the graph
     ],
     ("graph/loss.py", "graph/test_refusals.py"): [
+        ("labels.dtype not in WHOLE", "labels.is_floating_point()"),
         ("low < 0 or high >= n_points", "high > n_points"),  # a row that does not exist
     ],
     ("graph/graphs.py", "graph/test_graphs.py"): [
@@ -168,6 +169,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("bench/report.py", "bench/test_report.py"): [("(row.warm_up_s or 0.0) + ", "")],  # a start counts
     ("bench/__init__.py", "bench/test_bench.py"): [
+        ("if results.rows and code != FAILED:", "if False:"),  # figures that Ctrl-C kept from being written
         ("if not measured.issuperset(group)", ""),  # a resumed bench measures what is missing
         ('path.with_suffix(".png").exists() or', "True or"),  # or draws the plot that is
     ],
@@ -181,6 +183,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("sweep(marks, {Path(cache_dir()), Path(default_cache_dir())})", "sweep(marks, {Path(cache_dir())})"),
     ],
     ("training/engines.py", "training/test_engines.py"): [
+        (" or lines  # in which, not why", " and lines  # in which, not why"),
         ("    undo()\n    return start_engine", "    return start_engine"),
         ("        undo()\n        return name, run", "        return name, run"),
         (" and beside_others.get()", " and False"),  # a seed that waits for memory would be slow for good

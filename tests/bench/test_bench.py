@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 import warnings
 from itertools import product
@@ -329,6 +330,30 @@ def test_ctrl_c_before_the_first_figure_leaves_nothing(monkeypatch, tmp_path):
         run_bench(Choice("cpu", engines="eager"))
     assert ended.value.code == 130
     assert os.listdir(tmp_path) == []
+
+
+def test_figures_that_ctrl_c_kept_from_being_written_are_written_then(small, monkeypatch, capsys, tmp_path):
+    write, asked = Results.write, []
+
+    def interrupted(results, path):
+        if not asked:
+            asked.append(path)
+            raise KeyboardInterrupt
+        write(results, path)
+
+    monkeypatch.setattr(Results, "write", interrupted)
+    assert call(monkeypatch, "--device", "cpu", "--engines", "eager", "--methods", "pi", "--steps", "1") == 130
+    assert [row["dataset"] for row in read(tmp_path)["rows"]] == ["two-moons"]
+    out, err = capsys.readouterr()
+    assert f"results: {asked[0]}" in out
+    assert f"`sntg bench --resume {asked[0]}` goes on" in err
+
+
+def test_the_compiler_is_loaded_before_anything_is_measured():
+    """A request to stop that came while it loads would leave half of it, with which nothing can be put in order."""
+    loads = "import sys, sntg.bench.measure as m; assert 'torch._dynamo' not in sys.modules; m.Bench('cpu')"
+    check = "; assert hasattr(sys.modules['torch._dynamo'], 'reset')"
+    assert subprocess.run([sys.executable, "-c", loads + check], check=False).returncode == 0
 
 
 def test_bad_usage_ends_in_one_sentence(monkeypatch, capsys):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sntg.errors import UsageError
-from sntg.graph import FixedGraph, KNNGraph, SNTGLoss, SoftGraph
+from sntg.graph import FixedGraph, KNNGraph, SNTGLoss, SoftGraph, sample_pairs
 
 NAN, INF = float("nan"), float("inf")
 H = torch.arange(20.0, dtype=torch.float64).view(4, 5)
@@ -134,6 +134,65 @@ def test_rows_that_the_graph_does_not_have_are_refused(graph, rows):
     SNTGLoss(graph=graph)(H, rows=torch.tensor([0, 1, 18, 19]))
     with pytest.raises(UsageError, match=rf"rows run from {rows[0]} to {rows[3]}, .* of the points 0 to 19"):
         SNTGLoss(graph=graph)(H, rows=torch.tensor(rows))
+
+
+WIDE = [torch.uint16, torch.uint32, torch.uint64]  # PyTorch has next to no operations on them
+NOT_WHOLE = [*WIDE, torch.bool, torch.float32, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", NOT_WHOLE, ids=str)
+def test_labels_that_are_no_whole_numbers_are_refused(dtype):
+    """A mask of the labelled rows is none either: it would be read as classes 0 and 1."""
+    with pytest.raises(UsageError, match=rf"labels must be \(4,\) whole numbers, not {dtype} \(4,\)"):
+        SNTGLoss()(H, P, torch.ones(4).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [d for d in NOT_WHOLE if d != torch.float32], ids=str)
+def test_a_teacher_that_is_no_numbers_to_count_with_is_refused(dtype):
+    with pytest.raises(UsageError, match=rf"teacher must hold .* class numbers for n = 4, not {dtype} \(4,\)"):
+        SNTGLoss()(H, torch.ones(4).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_whole_numbers_may_have_any_size(dtype):
+    classes, graph = torch.tensor([0, 1, 2, 1]).to(dtype), FixedGraph(torch.tensor([0, 1, 2, 1]))
+    expected = SNTGLoss()(H, P)
+    assert (
+        SNTGLoss()(H, classes) == SNTGLoss()(H, P, classes) == SNTGLoss(graph=graph)(H, rows=torch.arange(4).to(dtype))
+    )
+    assert SNTGLoss()(H, classes) == expected
+
+
+def test_features_of_a_kind_nothing_is_computed_in_are_refused():
+    with pytest.raises(UsageError, match=r"features must be real numbers .*, not torch.float8_e4m3fn"):
+        SNTGLoss()(H.to(torch.float8_e4m3fn), P)
+    with pytest.raises(UsageError, match=r"features must be a dense tensor, not one of the layout torch.sparse_coo"):
+        SNTGLoss()(H.to_sparse(), P)
+
+
+@pytest.mark.parametrize("n", [5.0, "5", True])
+def test_a_batch_of_no_whole_number_of_rows_is_refused(n):
+    with pytest.raises(UsageError, match=f"n = {n!r} is not a whole number of rows"):
+        sample_pairs(n)
+
+
+def test_true_is_no_number_of_pairs():
+    with pytest.raises(UsageError, match="n_pairs = True is not a whole number"):
+        SNTGLoss(pairs="random", n_pairs=True)
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        (torch.randn(5, 0), r"points must be real numbers \(N, ...\), not torch.float32 \(5, 0\)"),
+        (torch.randn(5, 2, dtype=torch.complex64), "points must be real numbers .*, not torch.complex64"),
+        (torch.tensor([[1e200], [2e200], [3e200]], dtype=torch.float64), "points hold values that are .* too large"),
+        (torch.tensor([[0.0], [NAN], [1.0]]), "points hold values that are NaN"),
+    ],
+)
+def test_points_that_have_no_distances_are_refused(points, message):
+    with pytest.raises(UsageError, match=message):
+        KNNGraph.build(points, k=1)
 
 
 @pytest.mark.parametrize("name", ["features", "teacher", "labels", "rows"])

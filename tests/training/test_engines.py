@@ -143,6 +143,13 @@ def test_a_failure_of_the_last_resort_is_raised(put_engine):
         start_engine("compiled", Counter().step, undo=lambda: None)
 
 
+def test_the_reason_is_not_that_there_is_one(put_engine):
+    """PyTorch's compiler may put a line before, and name the error by no word that says so."""
+    put_engine("compiled", engine_that(fails=RuntimeError("backend='inductor' raised:\nNoCompiler: no g++ found")))
+    with pytest.warns(UserWarning, match=r"eager runs instead: NoCompiler: no g\+\+ found$"):
+        start_engine("compiled", Counter().step, undo=lambda: None)
+
+
 def test_ctrl_c_is_no_reason_to_try_another_engine(put_engine):
     put_engine("compiled", engine_that(fails=KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):

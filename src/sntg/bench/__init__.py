@@ -3,7 +3,7 @@
 import shlex
 import signal
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,6 +126,9 @@ def _run(choice: Choice, groups: list[Group], results: Results, path: Path) -> N
             _measure_with_bar(groups, Bench(choice.device, choice.steps, results.matrix_product), results, path)
     except (KeyboardInterrupt, OSError) as stop:
         code, by = (FAILED, f" by the system: {stop}") if isinstance(stop, OSError) else (128 + _signal(stop), "")
+        if results.rows and code != FAILED:
+            with suppress(OSError):  # the tables have it, too
+                results.write(path)  # the request may have come while it was written
         left = path.exists() and (code == FAILED or not results.complete)  # the last word may be what found no room
         hint = f"; `sntg bench --resume {shlex.quote(str(path))}` goes on from the figures in it" if left else ""
         print(f"sntg: stopped{by}{hint}", file=sys.stderr)

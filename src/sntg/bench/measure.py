@@ -1,6 +1,7 @@
 """Measures cases: builds their runs, lets them take turns, and makes a row of each."""
 
 import gc
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -74,6 +75,8 @@ class Bench:
     """Measures on one device. `steps`: how many, if not for a second; `rates`: its TFLOP/s by precision, so far."""
 
     def __init__(self, device: str, steps: int | None = None, rates: Mapping[str, float] | None = None) -> None:
+        # Now, whether or not the first case needs it: `release` could do nothing with what Ctrl-C has left half loaded.
+        importlib.import_module("torch._dynamo")
         self.name, self.device = device, torch.device(device)
         self.steps = steps
         self.rates = dict(rates or {})

@@ -14,6 +14,8 @@ from torch import Tensor
 from sntg.errors import UsageError
 from sntg.graph.pairs import Pairs
 
+WHOLE = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}  # PyTorch compares hardly any other
+
 
 @dataclass(frozen=True)
 class Nodes:
@@ -110,15 +112,18 @@ class KNNGraph:
         """Finds each point's k nearest others; `points` (N, ...) are the inputs before augmentation."""
         if not isinstance(points, Tensor):
             raise UsageError(f"points must be a tensor (N, ...), not {type(points).__name__}")
-        if points.ndim < 2 or not torch.isfinite(points).all():
-            raise UsageError(f"points must be finite numbers (N, ...); these are {tuple(points.shape)} or not finite")
+        if points.ndim < 2 or points.is_complex() or not points.numel():
+            raise UsageError(f"points must be real numbers (N, ...), not {points.dtype} {tuple(points.shape)}")
+        points = points.float()
+        if not torch.isfinite(points).all():
+            raise UsageError("points hold values that are NaN, infinite, or too large for float32")
         if not isinstance(k, int | np.integer):
             raise UsageError(f"k = {k!r} nearest neighbours is not a whole number")
         if not 1 <= k < len(points):
             raise UsageError(f"k = {k} nearest neighbours: of {len(points)} points each has 1 to {len(points) - 1}")
         from sklearn.neighbors import NearestNeighbors  # here: scikit-learn takes a second to load
 
-        flat = np.ascontiguousarray(points.flatten(1).float().numpy(force=True))
+        flat = np.ascontiguousarray(points.flatten(1).numpy(force=True))
         nearest = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(flat).kneighbors(return_distance=False)
         return cls(torch.from_numpy(nearest).to(points.device))
 
@@ -173,7 +178,7 @@ def _check_numbers(wanted: str, values: object, axes: int) -> None:
     """Refuses what is no tensor of whole numbers with so many axes at least."""
     if not isinstance(values, Tensor):
         raise UsageError(f"{wanted}: a tensor, not {type(values).__name__}")
-    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool or values.ndim < axes:
+    if values.dtype not in WHOLE or values.ndim < axes:
         raise UsageError(f"{wanted}: these are {tuple(values.shape)} of {values.dtype}")
 
 

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from sntg.errors import UsageError
-from sntg.graph.graphs import Graph, HardGraph, Nodes, check_positive
+from sntg.graph.graphs import WHOLE, Graph, HardGraph, Nodes, check_positive
 from sntg.graph.pairs import PairMode, Pairs, check_pairs, sample_pairs
+
+REAL = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 def sntg_loss(features: Tensor, W: Tensor, pairs: Pairs, margin: float = 1.0, known: Tensor | None = None) -> Tensor:
@@ -94,13 +96,15 @@ def check_loss_inputs(
     for name, value in {"features": features, "teacher": teacher, "labels": labels, "rows": rows}.items():
         if not isinstance(value, Tensor) and (value is not None or name == "features"):
             raise UsageError(f"{name} must be a tensor, not {type(value).__name__}")
-    if features.ndim < 2 or not features.is_floating_point() or features.shape[-1] == 0:
+        if value is not None and value.layout != torch.strided:
+            raise UsageError(f"{name} must be a dense tensor, not one of the layout {value.layout}")
+    if features.ndim < 2 or features.dtype not in REAL or features.shape[-1] == 0:
         raise UsageError(f"features must be real numbers of shape (n, p), not {features.dtype} {tuple(features.shape)}")
     _check_sizes(features)
     batch = features.shape[:-1]
     if teacher is not None:
         _check_teacher(teacher, batch)
-    if rows is not None and (rows.shape != batch or rows.is_floating_point() or rows.dtype == torch.bool):
+    if rows is not None and (rows.shape != batch or rows.dtype not in WHOLE):
         what = f"{rows.dtype} {tuple(rows.shape)}"
         raise UsageError(f"rows must be {tuple(batch)} whole numbers of training points, not {what}")
     if labels is not None:
@@ -120,7 +124,7 @@ def _check_sizes(features: Tensor) -> None:
 
 def _check_teacher(teacher: Tensor, batch: torch.Size) -> None:
     shape = teacher.shape[:-1] if teacher.is_floating_point() else teacher.shape
-    if shape != batch:
+    if shape != batch or teacher.dtype not in REAL | WHOLE:
         raise UsageError(
             "teacher must hold (n, K) probabilities or (n,) whole class numbers "
             f"for n = {batch[-1]}, not {teacher.dtype} {tuple(teacher.shape)}"
@@ -145,7 +149,7 @@ def _check_rows(rows: Tensor, n_points: int) -> None:
 
 
 def _check_labels(labels: Tensor, batch: torch.Size, teacher: Tensor | None) -> None:
-    if labels.shape != batch or labels.is_floating_point():
+    if labels.shape != batch or labels.dtype not in WHOLE:
         raise UsageError(f"labels must be {tuple(batch)} whole numbers, not {labels.dtype} {tuple(labels.shape)}")
     if labels.numel() == 0:
         return

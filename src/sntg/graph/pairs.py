@@ -51,6 +51,8 @@ def check_pairs(n: int | None, mode: str, n_pairs: int | None) -> None:
     """Refuses what no batch of n rows can give; None where the batch's size is not known yet."""
     if not isinstance(mode, str) or mode not in PAIR_MODES:
         raise unknown("pairs", str(mode), PAIR_MODES)
+    if isinstance(n, bool) or not (n is None or hasattr(n, "__index__")):
+        raise UsageError(f"n = {n!r} is not a whole number of rows")
     if n is not None and n < 2:
         raise UsageError(f"a batch of {n} has no pairs: the graph term needs at least 2 rows")
     if n_pairs is None:
@@ -58,7 +60,7 @@ def check_pairs(n: int | None, mode: str, n_pairs: int | None) -> None:
     if mode != "random":
         raise UsageError(f"n_pairs = {n_pairs} only means something with pairs = random, not {mode}")
     most = math.inf if n is None else n * (n - 1)
-    if not isinstance(n_pairs, Integral) or not 1 <= n_pairs <= most:
+    if not isinstance(n_pairs, Integral) or isinstance(n_pairs, bool) or not 1 <= n_pairs <= most:
         limits = "from 1 on" if n is None else f"from 1 to n(n-1) = {most} for a batch of n = {n}"
         raise UsageError(f"n_pairs = {n_pairs!r} is not a whole number {limits}")
 

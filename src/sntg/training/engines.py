@@ -221,12 +221,13 @@ def _compiler_settings() -> Iterator[None]:
 
 
 def _reason(e: Exception) -> str:
-    """What went wrong, in a line: PyTorch's message has it in the last line that names an error.
+    """What went wrong, in a line: PyTorch's message has it in the last line that names an error, or in its first.
 
     >>> _reason(RuntimeError("CppCompileError: C++ compile error\\nOutput:\\nx.cpp:1: fatal error: no y.h"))
     'CppCompileError: C++ compile error (x.cpp:1: fatal error: no y.h)'
     """
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    lines = [line for line in lines if not re.fullmatch(r"backend=.* raised:", line)] or lines  # in which, not why
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Warning)\b.*:", line)]
     output = lines[lines.index("Output:") + 1 :] if "Output:" in lines else []  # the C++ compiler's
     said = next((line for line in lines if re.search(r"\berror: ", line)), (output or [""])[0])
