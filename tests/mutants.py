@@ -78,6 +78,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("target, batch.unlabelled)", "target, None)"),
     ],
     ("methods/temporal_ensembling.py", "methods/test_temporal_ensembling.py"): [
+        ("else self.labelled_batch", "else 0"),  # of a row drawn twice, whichever is written last
         ("1 - self.alpha**visits", "1 - self.alpha ** (visits + 1)"),
         ("self.alpha * self.Z + (1 - self.alpha) * self.z", "(1 - self.alpha) * self.Z + self.alpha * self.z"),
         ("self.visits += self.seen", "self.visits += 1"),  # a row's own visits

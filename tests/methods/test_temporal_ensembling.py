@@ -55,6 +55,17 @@ def show(method: TemporalEnsembling, rows: np.ndarray, logits: np.ndarray) -> No
     method.passes(Batch(torch.from_numpy(logits), torch.full(rows.shape, -1), rows_))
 
 
+def test_of_a_row_drawn_twice_the_draw_from_all_points_is_noted():
+    """Two draws that wrote to one place at once would leave what came last, another on another day."""
+    method = TemporalEnsembling(make_setup(Echo(), labelled_batch=2))
+    logits = torch.randn(RUNS, 5, CLASSES)
+    rows = torch.tensor([3, 7, 1, 3, 5]).expand(RUNS, 5)
+    labels = torch.tensor([0, 1, -1, -1, -1]).expand(RUNS, 5)
+    method.passes(Batch(logits, labels, rows, unlabelled=torch.arange(5) >= 2))
+    assert method.seen.nonzero()[:, 1].tolist() == [1, 3, 5] * RUNS  # 7 has not come with the others yet
+    torch.testing.assert_close(method.z[:, [1, 3, 5]], logits[:, 2:].softmax(-1))
+
+
 def test_targets_over_epochs_match_a_row_by_row_reference():
     """Seven epochs of three batches of three: one of the ten rows is left out of every epoch, another in each run."""
     rng, alpha = np.random.default_rng(0), 0.6

@@ -25,6 +25,7 @@ class TemporalEnsembling(Method):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.alpha = setup.options["alpha"]
+        self.labelled_batch = setup.options.get("labelled_batch", 0)
         shape = (*setup.model.runs, setup.points)
         device = next(setup.model.parameters()).device
         # The store is float32 for 16-bit networks too.
@@ -40,7 +41,9 @@ class TemporalEnsembling(Method):
             "supervised": cross_entropy(student.logits, batch.labels),
             "consistency": self.consistency(student.logits, target, _both(known, batch.unlabelled)),
         }
-        self._note(batch.rows, F.softmax(student.logits.detach(), -1))
+        # Labelled rows that are drawn beside may be among the others, too. Those are noted: a row once, whoever writes.
+        first = 0 if batch.unlabelled is None else self.labelled_batch
+        self._note(batch.rows[..., first:], F.softmax(student.logits[..., first:, :].detach(), -1))
         return Passes(student, target, terms, known)
 
     def targets(self, rows: Tensor) -> tuple[Tensor, Tensor]:
