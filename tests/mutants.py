@@ -136,13 +136,17 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("(1 - beta1**t)", "(1 - 0.9**t)"),  # the current beta1, while it ramps down
         ("self.gradient.zero_()", "pass"),  # a parameter without a gradient has not the last step's
         ("in found])\n        for parameter in self.parameters:\n            parameter.grad = None", "in found])"),
-        ('state["v"])\n        for parameter in self.parameters:\n            parameter.grad = None', 'state["v"])'),
+        (
+            "load_state(state)\n        for parameter in self.parameters:\n            parameter.grad = None",
+            "load_state(state)",
+        ),
+    ],
+    ("training/adam.py", "training/test_loss_scale.py"): [
         ("of_m * taken, of_v * taken, rate * taken", "of_m, of_v, rate * taken"),  # momenta that a lost step moves
     ],
     ("figures/embeddings.py", "figures/test_figures.py"): [
         ("if not PERPLEXITY < len", "if not 0 < len"),
-        ("SAME * np.abs(features).max()", "0"),  # equal but for rounding
-        ("off / largest", "off"),
+        ("off / np.abs(off).max()", "off"),
     ],
     ("training/run.py", "training/test_tensorboard.py"): [("            board.close()", "            pass")],
     ("training/loss_scale.py", "training/test_loss_scale.py"): [

@@ -10,9 +10,6 @@ from sntg.figures.style import COLOURS, new_figure, save
 
 PERPLEXITY = 36  # that of the paper's figure of MNIST
 MOST_FOR_TSNE = 2000  # beyond that t-SNE takes minutes; the paper's figure of CIFAR-10 has principal components too
-SAME = (
-    1e-6  # of the largest: features that differ by no more are those of one point, or of a network that has collapsed
-)
 
 
 @dataclass(frozen=True)
@@ -36,14 +33,13 @@ def project(features: np.ndarray) -> np.ndarray:
     from sklearn.decomposition import PCA  # here: scikit-learn takes a second to load
     from sklearn.manifold import TSNE
 
-    off = features.astype(np.float64) - features.mean(0, dtype=np.float64)
-    largest = np.abs(off).max()
-    if largest <= SAME * np.abs(features).max():  # t-SNE would end the process
+    if not np.ptp(features, axis=0).any():  # of one point, or of a network that has collapsed: t-SNE ends the process
         return np.zeros((len(features), 2))
+    off = features.astype(np.float64) - features.mean(0, dtype=np.float64)
     if not PERPLEXITY < len(features) <= MOST_FOR_TSNE:
         components: np.ndarray = PCA(2, random_state=0).fit_transform(off)
         return components
-    alike = off / largest  # its float32 has room for the squares of these, whatever the features' size
+    alike = off / np.abs(off).max()  # its float32 has room for the squares of these, whatever the features' size
     projected: np.ndarray = TSNE(perplexity=PERPLEXITY, init="pca", random_state=0).fit_transform(alike)
     return projected
 
