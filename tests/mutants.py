@@ -155,6 +155,10 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("finite | (self.value <= 1)", "finite"),  # a run that has diverged would stand still, and not be told
         ("index_add(0, run_of,", "index_add(0, 0 * run_of,"),  # one run's overflow would be another's
         ("self.steady.copy_(steady % STEADY)", "pass"),
+        (
+            "torch.where(finite, self.steady + 1, 0)",
+            "self.steady + 1",
+        ),  # steps since the last overflow, not the last change
         ("clamp_(1.0, self.start)", "clamp_(1.0)"),
     ],
     ("training/timetable.py", "training/test_timetable.py"): [

@@ -349,6 +349,28 @@ def test_figures_that_ctrl_c_kept_from_being_written_are_written_then(small, mon
     assert f"`sntg bench --resume {asked[0]}` goes on" in err
 
 
+def test_a_group_interrupted_before_its_overhead_is_known_is_measured_again(small, monkeypatch, capsys, tmp_path):
+    module, asked = sys.modules["sntg.bench"], []
+    of_rows = module.overheads
+
+    def interrupted(rows):
+        asked.append(rows)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return of_rows(rows)
+
+    monkeypatch.setattr(module, "overheads", interrupted)
+    words = "--device", "cpu", "--engines", "eager", "--methods", "pi,pi+sntg", "--steps", "1"
+    assert call(monkeypatch, *words) == 130
+    found = read(tmp_path)
+    assert {row["dataset"] for row in found["rows"]} == {o["dataset"] for o in found["overheads"]} == {"two-moons"}
+    (path,) = tmp_path.glob("*.json")
+    monkeypatch.setattr(sys, "argv", ["sntg", "bench", "--resume", str(path)])
+    with pytest.raises(SystemExit):
+        main()
+    assert [o["dataset"] for o in read(tmp_path)["overheads"]] == ["two-moons", "digits"]
+
+
 def test_the_compiler_is_loaded_before_anything_is_measured():
     """A request to stop that came while it loads would leave half of it, with which nothing can be put in order."""
     loads = "import sys, sntg.bench.measure as m; assert 'torch._dynamo' not in sys.modules; m.Bench('cpu')"

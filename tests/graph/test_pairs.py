@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from references import all_pairs, half_pairs
+from torch.testing import assert_close
 
 from sntg.errors import UsageError
-from sntg.graph import PAIR_MODES, check_pairs, sample_pairs
+from sntg.graph import PAIR_MODES, HardGraph, Nodes, check_pairs, sample_pairs, sntg_loss
 
 
 def listed(pairs, n):
@@ -101,3 +102,17 @@ def test_what_no_batch_can_give_is_refused_by_name(n, mode, n_pairs, message):
 
 def test_the_largest_possible_number_of_pairs_is_accepted():
     check_pairs(4, "random", 12)
+
+
+def test_a_compiler_may_leave_the_batchs_size_open():
+    """As it does when it meets a second one."""
+
+    @torch.compile(backend="eager", fullgraph=True, dynamic=True)
+    def loss(features, classes):
+        pairs = sample_pairs(features.shape[-2])
+        return sntg_loss(features, HardGraph()(Nodes(classes), pairs), pairs)
+
+    for n in (4, 6, 8):
+        features, classes = torch.randn(n, 3), torch.arange(n) % 2
+        pairs = sample_pairs(n)
+        assert_close(loss(features, classes), sntg_loss(features, HardGraph()(Nodes(classes), pairs), pairs))

@@ -347,7 +347,7 @@ def test_a_direction_by_differences_is_taken_in_float32_unless_told(asked, decid
     with own_randomness(config):
         assert Stack([config]).configs[0].precision == decided
     told = [str(w.message) for w in recwarn if issubclass(w.category, Notice)]
-    lost = "a step as small as xi = 1e-06 is lost in bfloat16, and with it the direction: float32 loses least"
+    lost = "a difference by xi = 1e-06 may be lost in bfloat16, and with it the direction: float32 loses least"
     assert told == ([lost] if decided == "bfloat16" else [])
 
 

@@ -164,9 +164,7 @@ def _measure_with_bar(groups: list[Group], bench: Bench, results: Results, path:
         for group in groups:
             bar.update(task, description=str(group[0]))
             rows = bench.measure(group)
-            results.rows += rows
-            results.overheads += overheads(rows)
-            results.matrix_product = bench.rates
+            results.add(rows, overheads(rows), bench.rates)
             results.write(path)
             bar.advance(task, len(group))
             if not console.is_terminal:

@@ -39,6 +39,11 @@ class Results:
         """The rows that have figures, in the order of the tables."""
         return sorted((row for row in self.rows if not row.failed), key=order)
 
+    def add(self, rows: list[Row], overheads: list[dict[str, Any]], rates: dict[str, float]) -> None:
+        """Takes in what a group of cases came to: all of it, or nothing if Ctrl-C comes, for it is a single call."""
+        together = {"rows": self.rows + rows, "overheads": self.overheads + overheads, "matrix_product": rates}
+        vars(self).update(together)
+
     def write(self, path: Path) -> None:
         """Writes it all as JSON."""
         write_text(path, json.dumps(asdict(self), indent=1) + "\n")

@@ -178,7 +178,7 @@ def _check_numbers(wanted: str, values: object, axes: int) -> None:
     """Refuses what is no tensor of whole numbers with so many axes at least."""
     if not isinstance(values, Tensor):
         raise UsageError(f"{wanted}: a tensor, not {type(values).__name__}")
-    if values.dtype not in WHOLE or values.ndim < axes:
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool or values.ndim < axes:
         raise UsageError(f"{wanted}: these are {tuple(values.shape)} of {values.dtype}")
 
 

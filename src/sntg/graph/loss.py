@@ -124,7 +124,7 @@ def _check_sizes(features: Tensor) -> None:
 
 def _check_teacher(teacher: Tensor, batch: torch.Size) -> None:
     shape = teacher.shape[:-1] if teacher.is_floating_point() else teacher.shape
-    if shape != batch or teacher.dtype not in REAL | WHOLE:
+    if shape != batch or teacher.dtype not in REAL | WHOLE | {torch.bool}:
         raise UsageError(
             "teacher must hold (n, K) probabilities or (n,) whole class numbers "
             f"for n = {batch[-1]}, not {teacher.dtype} {tuple(teacher.shape)}"

@@ -51,7 +51,7 @@ def check_pairs(n: int | None, mode: str, n_pairs: int | None) -> None:
     """Refuses what no batch of n rows can give; None where the batch's size is not known yet."""
     if not isinstance(mode, str) or mode not in PAIR_MODES:
         raise unknown("pairs", str(mode), PAIR_MODES)
-    if isinstance(n, bool) or not (n is None or hasattr(n, "__index__")):
+    if isinstance(n, bool) or not (n is None or isinstance(n, Integral | torch.SymInt)):  # a compiler's, if left open
         raise UsageError(f"n = {n!r} is not a whole number of rows")
     if n is not None and n < 2:
         raise UsageError(f"a batch of {n} has no pairs: the graph term needs at least 2 rows")

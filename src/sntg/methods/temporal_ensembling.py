@@ -41,7 +41,8 @@ class TemporalEnsembling(Method):
             "supervised": cross_entropy(student.logits, batch.labels),
             "consistency": self.consistency(student.logits, target, _both(known, batch.unlabelled)),
         }
-        # Labelled rows that are drawn beside may be among the others, too. Those are noted: a row once, whoever writes.
+        # Labelled rows that are drawn beside may be among the others, too. Those alone are noted: two draws of a row,
+        # written to one place at once, would leave one of them, and not the same every time.
         first = 0 if batch.unlabelled is None else self.labelled_batch
         self._note(batch.rows[..., first:], F.softmax(student.logits[..., first:, :].detach(), -1))
         return Passes(student, target, terms, known)

@@ -379,7 +379,7 @@ def _decided(config: Config, points: int) -> Config:
             warnings.warn(f"{reason}: it computes in float32", Notice, stacklevel=2)
         precision = "float32"
     elif by_differences and precision != "float32":
-        reason = f"a step as small as xi = {config.xi} is lost in {precision}, and with it the direction"
+        reason = f"a difference by xi = {config.xi} may be lost in {precision}, and with it the direction"
         warnings.warn(f"{reason}: float32 loses least", Notice, stacklevel=2)
     elif (precision, base.sixteen_bits) == ("bfloat16", "float16"):
         reason = f"in bfloat16 the directions of {config.method} are not exact in the first steps"

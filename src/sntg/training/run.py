@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -176,12 +176,10 @@ def _carry_on(
     runs: Stack, folders: Sequence[RunFolder], home: Path, on_epoch: OnEpochs, on_step: OnStep, stops: Stops
 ) -> Steps:
     """Trains to the end, with checkpoints on the way, and finishes the folders."""
-    boards = [Board(folder.path, runs.step or None) for folder in folders] if runs.shared.tensorboard else []
-    try:
+    with ExitStack() as held:
+        noted = folders if runs.shared.tensorboard else []
+        boards = [held.enter_context(closing(Board(folder.path, runs.step or None))) for folder in noted]
         return (yield from _noting_down(runs, folders, boards, home, on_epoch, on_step, stops))
-    finally:
-        for board in boards:
-            board.close()
 
 
 def _noting_down(
@@ -193,6 +191,7 @@ def _noting_down(
     on_step: OnStep,
     stops: Stops,
 ) -> Steps:
+    """`_carry_on`, with the boards that it holds open, if TensorBoard is wanted."""
     with stops() as check_stop:
         written = time.monotonic()
         while not runs.finished:

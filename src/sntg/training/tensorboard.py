@@ -1,6 +1,7 @@
 """TensorBoard, on request: every number of the metrics as a scalar, and the test features in the projector."""
 
 import shutil
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,9 @@ class Board:
         self.writer.add_embedding(features.float(), metadata=classes.tolist(), tag="features")
 
     def close(self) -> None:
-        """Ends its thread and closes its file."""
-        self.writer.close()
+        """Ends its thread and closes its file. A disk with no room for more does not change what became of the run."""
+        with suppress(OSError):
+            self.writer.close()
 
 
 def _numbers(record: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
