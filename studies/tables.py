@@ -15,6 +15,7 @@ from crossed_runs import crossed_table
 from odds import PROTOTYPE_K4, correlations_table, odds_table
 from scipy import stats
 from seed_effect import PI_SNTG, effect_table, gain_table, labels_table, read_run, runs_table
+from vat_accuracy_tables import arms_table, directions_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -207,6 +208,8 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "cifar10.md", "full runs", runs_table())
     put(ROOT / "docs" / "cifar10.md", "gain", gain_table())
     put(ROOT / "docs" / "cifar10.md", "single runs", singles_table())
+    put(ROOT / "docs" / "cifar10.md", "vat accuracy", arms_table())
+    put(ROOT / "docs" / "cifar10.md", "vat directions", directions_table())
     put(ROOT / "docs" / "cifar10-search.md", "variants", variants_table())
     put(ROOT / "docs" / "cifar10.md", "every k", k_table())
     for images in ("test", "training"):

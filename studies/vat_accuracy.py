@@ -1,17 +1,16 @@
 """Why is VAT+Ent a point above its paper on CIFAR-10: the precision, or the direction?
 
-    python studies/vat_accuracy.py --data DIR --out FOLDER [--seeds 1-2] [--epochs 60] [--arms float16 tf32 ...]
+    python studies/vat_accuracy.py --data DIR --out FOLDER [--seeds 1-2] [--epochs 40] [--arms float16 tf32 ...]
 
 Each arm is the recipe with one thing changed, a few seeds on a short schedule, with 5,000 training images held out; the
 test set has no part in it. An arm that FOLDER has already is not trained again. On the networks that the first arm
 leaves, the directions are compared: how far the prediction moves along each (the KL divergence at epsilon), and how
 alike two of them are.
 
-The arm `rounding` stands for the reference's way of finding the direction, which differences gradients with a step of
-xi = 1e-6. In float32 x + xi d is x but for rounding, so its logits differ from x's by nothing but rounding, a number e
-of its own for every class, and what is pulled back to the input is J^T (diag p - p p^T) e where it should be J d that
-stands for e. That is no direction at random: it lies where the predictions change, too. To difference in float32 a run
-would take ten times as long; with e drawn it takes no longer than the recipe's.
+The arm `rounding` stands in for the reference's way of finding the direction, which differences gradients with a step
+of xi = 1e-6. In float32 x + xi d is x but for rounding, so what is pulled back to the input is J^T (diag p - p p^T) e,
+with rounding e in place of J d. Here e is drawn, a number of its own for every class. To difference in float32 instead,
+a run would take ten times as long.
 """
 
 import argparse
@@ -154,7 +153,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", type=seed_range, default=range(1, 3))
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=40)
     given = parser.parse_args()
     for arm in given.arms:
         if not (given.out / arm / "result.json").exists():

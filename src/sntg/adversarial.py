@@ -6,8 +6,9 @@ The divergence KL(p(x) || p(x + r)) has its minimum at r = 0, so what matters th
 
 and the worst direction is H's dominant eigenvector. A power iteration needs only products H d: J d, a tangent pushed
 forward through the network, then J^T (...), a gradient pulled back, both exact and without a step size. The reference
-code differences the divergence's gradient with a step xi = 1e-6 instead; in float32 that is mostly rounding, so it is
-an option here, not the default.
+code differences the divergence's gradient with a step xi = 1e-6 instead. In float32 that leaves rounding in place of
+J d, which J^T still pulls back to where predictions change: another direction, and no weaker one (docs/cifar10.md has
+figures), but one that hangs on how a machine rounds. So it is an option here, not the default.
 """
 
 from collections.abc import Callable
