@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sntg.bench import cases
+from sntg.bench.starting import Start
 
 SMALL = {"batch": 4, "bn_batches": 0, "model": "small"}
 
@@ -27,7 +28,7 @@ def small(monkeypatch):
     measure = sys.modules["sntg.bench.measure"]
     monkeypatch.setattr(measure, "config_of", small_config)
     monkeypatch.setattr(measure, "inputs_of", small_inputs)
-    monkeypatch.setattr(measure, "start_anew", lambda case, device: 30.0)
+    monkeypatch.setattr(measure, "start_anew", lambda case, device: Start(30.0, 0.5))
     monkeypatch.setattr(measure, "kept_bytecode", lambda folder, device: {})
     monkeypatch.setattr(measure, "matrix_rate", lambda precision, device: 2.0)
     monkeypatch.setattr(measure, "UNMEASURED", 1)

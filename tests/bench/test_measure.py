@@ -14,6 +14,7 @@ import torch
 from sntg.bench import measure
 from sntg.bench.cases import METHODS, Case
 from sntg.bench.measure import Bench, Row, overheads
+from sntg.bench.starting import Start
 from sntg.bench.timing import EVALUATIONS, ROUNDS, matrix_rate, take_turns
 from sntg.training.engines import ENGINES
 
@@ -50,7 +51,7 @@ def test_the_figures_of_a_row_belong_together(small):
     assert row.share == pytest.approx(row.tflops / 2)
     assert row.epoch_s == pytest.approx(row.epoch_steps * row.ms_per_step / 1e3)
     assert row.epoch_steps == 60  # two moons have 6000 points
-    assert row.peak_gib is None
+    assert row.peak_gib == 0.5  # that of a process of its own
     assert row.evaluation_points == 6000
     assert row.warm_up_s > 0
     assert row.second_warm_up_s is None
@@ -97,11 +98,11 @@ def test_starts_are_timed_in_new_processes(small, stand_in, monkeypatch):
 
 
 def test_what_auto_means_is_started_twice(small, stand_in, monkeypatch):
-    seconds = iter([30.0, 9.0])
-    monkeypatch.setattr(measure, "start_anew", lambda case, device: next(seconds))
+    starts = iter([Start(30.0, 0.5), Start(9.0, 0.4)])
+    monkeypatch.setattr(measure, "start_anew", lambda case, device: next(starts))
     monkeypatch.setattr(measure, "automatic", lambda dataset, method, device: COMPILED)
     (row,) = Bench("cpu", steps=1).measure([COMPILED])
-    assert (row.warm_up_s, row.second_warm_up_s) == (30.0, 9.0)
+    assert (row.warm_up_s, row.second_warm_up_s, row.peak_gib) == (30.0, 9.0, 0.5)
 
 
 def test_starts_find_bytecode(small, stand_in, monkeypatch):
@@ -114,7 +115,7 @@ def test_starts_find_bytecode(small, stand_in, monkeypatch):
     def start_anew(case, device):
         assert os.environ["PYTHONPYCACHEPREFIX"] == "kept"
         assert asked[0][1] != os.environ["TRITON_CACHE_DIR"]
-        return 30.0
+        return Start(30.0)
 
     monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
     monkeypatch.setattr(measure, "kept_bytecode", kept_bytecode)
@@ -127,10 +128,19 @@ def test_starts_find_bytecode(small, stand_in, monkeypatch):
 
 
 def test_where_a_start_fails_there_is_no_figure(small, stand_in, monkeypatch):
-    monkeypatch.setattr(measure, "start_anew", lambda case, device: None)
+    monkeypatch.setattr(measure, "start_anew", lambda case, device: Start())
     (row,) = Bench("cpu", steps=1).measure([COMPILED])
-    assert row.warm_up_s is None
+    assert (row.warm_up_s, row.peak_gib) == (None, None)
     assert row.ms_per_step > 0
+
+
+def test_a_step_that_is_not_compiled_starts_anew_for_the_memory_alone(small, stand_in, monkeypatch):
+    started = []
+    monkeypatch.setattr(measure, "start_anew", lambda case, device: started.append(case) or Start(30.0, 0.5))
+    (eager, compiled) = Bench("cpu", steps=1).measure([EAGER, COMPILED])
+    assert started == [EAGER, COMPILED]
+    assert 0 < eager.warm_up_s < 30
+    assert eager.peak_gib == compiled.peak_gib == 0.5
 
 
 def test_a_start_finds_nothing_that_another_method_has_compiled(small, stand_in, monkeypatch):
@@ -142,7 +152,7 @@ def test_a_start_finds_nothing_that_another_method_has_compiled(small, stand_in,
             caches.append(folder)
             assert not folder.exists()
             folder.mkdir(parents=True)
-        return 30.0
+        return Start(30.0)
 
     monkeypatch.setattr(measure, "start_anew", start_anew)
     monkeypatch.setenv("TRITON_CACHE_DIR", "mine")

@@ -9,14 +9,29 @@ import pytest
 
 from sntg.bench import starting
 from sntg.bench.cases import Case
-from sntg.bench.starting import kept_bytecode, start_anew
+from sntg.bench.starting import Start, kept_bytecode, peak_memory, start_anew
 from sntg.errors import Notice
 
 
 def test_a_start_in_a_new_process():
-    assert start_anew(Case("two-moons", "pi", "eager", "float32"), "cpu") > 0
+    start = start_anew(Case("two-moons", "pi", "eager", "float32"), "cpu")
+    assert start.seconds > 0
+    assert start.peak_gib is None or 0.1 < start.peak_gib < 4  # PyTorch alone takes some 0.2
     with pytest.warns(Notice, match="pie on two-moons.* does not start in a process of its own: .*pie"):
-        assert start_anew(Case("two-moons", "pie", "eager", "float32"), "cpu") is None
+        assert start_anew(Case("two-moons", "pie", "eager", "float32"), "cpu") == Start()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells a process's peak of memory")
+def test_the_peak_of_memory_is_the_process_s_own():
+    """A moment's half a GiB is told ever after, and not counted as a later process's whom this one starts."""
+    taken = b"x" * 2**29
+    assert peak_memory() > len(taken) / 2**30
+
+    def peak_of(work):
+        program = f"from sntg.bench.starting import peak_memory; {work}; print(peak_memory())"
+        return float(subprocess.run([sys.executable, "-c", program], capture_output=True).stdout)
+
+    assert 0.4 < peak_of("b'x' * 2**29") - peak_of("pass") < 0.6
 
 
 @pytest.fixture

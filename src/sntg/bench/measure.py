@@ -13,7 +13,7 @@ import torch
 
 from sntg.bench.cases import IMAGES, SNTG, Case, Group, automatic, config_of, epoch_steps, inputs_of, run_steps
 from sntg.bench.counting import count
-from sntg.bench.starting import begin, compiler_cache, environment, kept_bytecode, start_anew
+from sntg.bench.starting import Start, begin, compiler_cache, environment, kept_bytecode, start_anew
 from sntg.bench.timing import EVALUATIONS, UNMEASURED, block_length, matrix_rate, seconds, take_turns
 from sntg.training import Inputs, Stack
 from sntg.training.randomness import own_randomness
@@ -65,7 +65,7 @@ class Built:
 
     case: Case
     stack: Stack
-    starts_s: list[float | None]  # in new processes: the first and, if it was asked for, the second
+    starts: list[Start]  # in new processes: the first and, if it was asked for, the second
     started_s: float  # in this one
     step_s: float  # roughly: how long a step takes
     peak_gib: float | None
@@ -125,12 +125,17 @@ class Bench:
             starts = self._starts(case, cache)
             took = seconds(lambda: stacks.append(begin(config, inputs)), self.device)
         step = seconds(stacks[0].advance, self.device, UNMEASURED) / UNMEASURED
-        peak = (torch.cuda.max_memory_allocated(self.device) - before) / GIB if on_cuda else None
+        if on_cuda:
+            peak: float | None = (torch.cuda.max_memory_allocated(self.device) - before) / GIB
+        else:
+            peak = starts[0].peak_gib if starts else None
         return Built(case, stacks[0], starts, took, step, peak)
 
-    def _starts(self, case: Case, cache: Path) -> list[float | None]:
+    def _starts(self, case: Case, cache: Path) -> list[Start]:
         """Starts a case in new processes. The first fills the compiler's cache, for the second and for this process."""
-        if case.engine == "eager" or cache.exists():
+        if case.engine == "eager":  # nothing is compiled: a process of its own only tells what memory a CPU's run takes
+            return [] if self.device.type == "cuda" else [start_anew(case, self.name)]
+        if cache.exists():
             return []
         cache.mkdir(parents=True)
         with environment(self._bytecode):
@@ -146,7 +151,9 @@ class Bench:
         stack, config = built.stack, built.stack.configs[0]
         step, steps = median(rounds), epoch_steps(config.dataset, config.method)
         tflops = operations / step / 1e12
-        starts = [built.started_s] if config.engine == "eager" else built.starts_s  # there nothing is compiled
+        starts = [start.seconds for start in built.starts]
+        if config.engine == "eager":  # nothing is compiled, so here it starts as it does in a new process
+            starts = [built.started_s]
         return replace(
             self._empty(built.case),
             engine=config.engine,

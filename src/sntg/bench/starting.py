@@ -2,10 +2,12 @@
 
 A process that has compiled something starts faster ever after, so starts are timed in processes of their own. They find
 bytecode of PyTorch's compiler, as where pip has installed it: whether an installation has any is not a method's doing.
+On a CPU such a process also tells how much memory a run takes, since nothing else has been in it.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -14,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from importlib.util import cache_from_source
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -37,15 +40,22 @@ def begin(config: Config, inputs: Inputs) -> Stack:
     return stack
 
 
-def start_anew(case: Case, device: str) -> float | None:
-    """The seconds that the start of a case takes in a new process; None where it fails there, with a warning."""
+class Start(NamedTuple):
+    """What a start in a new process took; None where it failed, and for the memory where the system does not tell."""
+
+    seconds: float | None = None
+    peak_gib: float | None = None  # the process's most, Python and PyTorch included
+
+
+def start_anew(case: Case, device: str) -> Start:
+    """Starts a case in a new process; where that fails it is told by a warning."""
     command = [sys.executable, "-m", "sntg.bench.starting", json.dumps(asdict(case)), device]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         warnings.warn(f"{case} does not start in a process of its own: {reason}", Notice, stacklevel=2)
-        return None
-    return float(done.stdout.split()[-1])
+        return Start()
+    return Start(*json.loads(done.stdout.splitlines()[-1]))
 
 
 @contextmanager
@@ -94,13 +104,31 @@ def _load_compiler(device: str) -> None:
     subprocess.run([sys.executable, "-c", f"import torch; {small}"], capture_output=True)
 
 
+def peak_memory() -> float | None:
+    """The most memory in GiB that this process has had in use; None where the system is none that tells.
+
+    (`getrusage` would do elsewhere, but on Linux it counts what the parent had when it started this process.)
+
+    >>> peak = peak_memory()
+    >>> peak is None or 0.1 < peak < 1000
+    True
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"VmHWM:\s*(\d+) kB", status)
+    return int(found[1]) / 2**20 if found else None
+
+
 def main() -> None:
-    """Prints the seconds that the start of a case takes here."""
+    """Prints what the start of a case takes here."""
     case, device = Case(**json.loads(sys.argv[1])), sys.argv[2]
     config = config_of(case, device)
     inputs = inputs_of(config)
     with own_randomness(config):
-        print(seconds(lambda: begin(config, inputs), torch.device(device)))
+        took = seconds(lambda: begin(config, inputs), torch.device(device))
+    print(json.dumps(Start(took, peak_memory())))
 
 
 if __name__ == "__main__":
