@@ -129,6 +129,8 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("stream.place.fill_(stream.taken)", "pass"),
     ],
     ("training/loop.py", "training/test_loop.py"): [
+        ("        vars(self).clear()\n", ""),  # a run's memory would wait for Python to look for circles
+        ("                with other_draws(runs.device):\n    ", ""),  # a callback's draws would change the run
         ("self.batches.load_state(before)", "before"),  # an epoch is one shuffle
     ],
     ("training/adam.py", "training/test_adam.py"): [
@@ -198,7 +200,15 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         (" and beside_others.get()", " and False"),  # a seed that waits for memory would be slow for good
         ("    stop_if_asked()\n", ""),  # a compiler killed by Ctrl-C would make the run eager for good
     ],
+    ("training/arithmetic.py", "training/test_arithmetic.py"): [
+        ("        cudnn.allow_tf32 = tf32_convolutions\n", ""),  # old and new would contradict each other
+        ("            place.fp32_precision = precision\n", "            pass\n"),  # nobody would put them back
+        ("cudnn.deterministic, cudnn.benchmark = True, False", "cudnn.deterministic = True"),
+        ("memory.fill_uninitialized_memory = False\n", "pass\n"),  # every tensor would be written twice
+    ],
+    ("models/modes.py", "training/test_evaluation.py"): [("PASS_BYTES * channels", "PASS_BYTES * COLOURS")],
     ("training/randomness.py", "training/test_randomness.py"): [
+        ('        full_float32(tf32_convolutions=config.precision == "tf32"),\n', ""),  # the caller's would hold
         ('if config.pairs != "half"', "if False"),  # threads would add up as they come
         ("torch.default_generator.manual_seed", "torch.manual_seed"),  # other GPUs would go on with our numbers
     ],

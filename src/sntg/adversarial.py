@@ -40,6 +40,14 @@ def adversarial_direction(
     event_dims: how many of x's last axes make up one input. xi: the reference's finite-difference step; None is exact.
     linearised: `predict` to first order at x, from a network that knows it; else PyTorch differentiates `predict`.
 
+    `predict` may not write to tensors of its own, as `torch.nn.BatchNorm2d` does to its running statistics in training:
+    PyTorch refuses to differentiate that. It can be given copies to write to.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    >>> def predict(x):
+    ...     return torch.func.functional_call(net, {name: b.clone() for name, b in net.named_buffers()}, x)
+    >>> adversarial_direction(predict, torch.randn(5, 2)).shape
+    torch.Size([5, 2])
     >>> A = torch.tensor([[3.0, 0.0], [0.0, 0.1]])
     >>> d = adversarial_direction(lambda x: x @ A, torch.zeros(1, 2), power_iterations=4)
     >>> bool(d[0, 0].abs() > 0.99)

@@ -12,7 +12,7 @@ import torch
 from command_line import BEGUN, FINISHED, HOW, QUICK, assert_refused, files, train
 
 import sntg
-from sntg.cli import progress
+from sntg.cli import NO_MEMORY, progress
 from sntg.training import engines, loop
 
 
@@ -80,6 +80,49 @@ def test_a_full_gpu_is_told_in_a_sentence(cli, tmp_path, monkeypatch):
     code, _, err = cli(*train(tmp_path / "RUN", *QUICK))
     assert code == 1
     assert err.splitlines()[-1].startswith("sntg: the GPU's memory is full: ")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("error", "room"),
+    [
+        (
+            RuntimeError(f"[enforce fail] {NO_MEMORY}: you tried to allocate {2**31} bytes."),
+            ", there is no room for 2.0 GiB",
+        ),
+        (MemoryError(), ""),
+    ],
+)
+def test_a_full_memory_is_told_in_a_sentence(cli, tmp_path, monkeypatch, error, room):
+    def full(*arguments):
+        raise error
+
+    monkeypatch.setattr(loop.Batches, "__init__", full)
+    code, _, err = cli(*train(tmp_path / "RUN", *QUICK))
+    assert code == 1
+    assert (
+        err.splitlines()[-1] == f"sntg: the memory is full{room}: make room, or use smaller batches (--set batch=...)"
+    )
+    assert "Traceback" not in err
+
+
+def test_what_pytorch_says_of_anything_else_is_not_swallowed(cli, tmp_path, monkeypatch):
+    """A mistake of ours is to be seen as one."""
+
+    def fail(*arguments):
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(loop.Batches, "__init__", fail)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        cli(*train(tmp_path / "RUN", *QUICK))
+
+
+def test_a_notice_that_python_was_told_to_make_an_error_of_is_a_sentence(cli, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        code, _, err = cli(*train(tmp_path / "RUN", *QUICK, "--precision", "bfloat16"))
+    assert code == 1
+    assert err.splitlines()[-1].startswith("sntg: precision = bfloat16 is that of convolutions")
     assert "Traceback" not in err
 
 

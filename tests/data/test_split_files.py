@@ -1,5 +1,7 @@
 """Splits as text files: what is written is read back, and what cannot be right is refused with its line."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -101,3 +103,11 @@ def test_a_file_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
     with pytest.raises(UsageError, match="cannot be written: No such file"):
         write_rows(tmp_path / "none" / "split.txt", torch.tensor([1]), "")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("read", [count_rows, lambda path: read_split(path, torch.tensor([0, 1]), classes=2)])
+def test_a_pipe_is_refused_before_anybody_waits_for_it(read, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is a pipe, and it is read more than once: make it a file"):
+        read(tmp_path / "pipe")

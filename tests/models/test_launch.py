@@ -9,8 +9,9 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from sntg.models import fused, grid, means, shifted
-from sntg.models.launch import MOST_SLICES, STAGES, Launch, compiling
+from sntg.models.launch import STAGES, compiling
 from sntg.models.lines import Lines
+from sntg.models.slices import MOST_SLICES, Slices
 
 SHAPES = [
     (1, 3, 32, 4, 4),
@@ -32,7 +33,7 @@ def are_powers_of_two(*sizes):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_row_has_a_program_and_every_program_a_row(shape, dtype, reads):
     groups, n, C, H, W = shape
-    shared = Launch.over(torch.empty((groups, n, H, W, C), dtype=dtype, device="meta"), reads)
+    shared = Slices.over(torch.empty((groups, n, H, W, C), dtype=dtype, device="meta"), reads)
     across, slices, depth = shared.grid
     sizes = shared.sizes
     assert (across * sizes["COLUMNS"], depth, sizes["M"]) == (C, groups, n * H * W)
@@ -85,7 +86,7 @@ def finish_compiling():
 
 
 def run(kernel, x):
-    Launch((1, 1, 1), {"M": 3}, 0).run(kernel, x, x.half(), 0.1, PUSH=True)
+    Slices((1, 1, 1), {"M": 3}, 0).run(kernel, x, x.half(), 0.1, PUSH=True)
     finish_compiling()
     return kernel.done
 
@@ -154,7 +155,7 @@ def test_kernels_are_not_compiled_for_sizes_left_open(a_gpu):
     kernel, (mode, n) = Kernel(), left_open()
     with mode:
         x = torch.empty(1, n, 4, 4, 32)
-        Launch.over(x, 2).sums(kernel, 2, x)
+        Slices.over(x, 2).sums(kernel, 2, x)
         Lines.over(x, 2).sums(kernel, (3, 1), 3, x)
     finish_compiling()
     assert kernel.done == []

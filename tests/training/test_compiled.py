@@ -12,8 +12,9 @@ from engine_runs import copied, make_config, new_state, same_state
 
 from sntg.models.noise import GaussianNoise
 from sntg.training import resolve, run
+from sntg.training.arithmetic import sums_in_order
 from sntg.training.loop import Stack
-from sntg.training.randomness import own_randomness, sums_in_order
+from sntg.training.randomness import own_randomness
 
 # --- compiled: the same training -------------------------------------------------------------------------------------
 

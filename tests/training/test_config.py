@@ -177,6 +177,14 @@ def test_a_method_that_draws_two_parts_needs_both(batch, labelled_batch):
     assert replace(GOOD, method="vat+sntg", batch=2, labelled_batch=1).labelled_batch == 1
 
 
+@pytest.mark.parametrize("method", ["tempens", "tempens+ent+sntg"])
+def test_a_method_that_averages_over_epochs_needs_batches_of_all_points(method):
+    """Of labelled ones alone a batch may have one twice, and two draws would be noted in one place at once."""
+    message = refusal(method=method, batch=0, labelled_batch=100)
+    assert message == f"{method} needs batch above 0: it averages over epochs what is said of each point"
+    assert replace(GOOD, method=method, batch=1, labelled_batch=100).batch == 1
+
+
 def test_pairs_are_counted_in_the_batch_that_has_them():
     """Joined, the labelled rows are part of it; drawn apart, they are not."""
     joined = {"batch": 6, "labelled_batch": 4, "pairs": "random"}

@@ -22,7 +22,16 @@ from sntg.methods import METHODS, all_names
 from sntg.models.convolutions import ConvMap
 from sntg.training import engines, resolve, resume, resume_series, run, run_series, train
 from sntg.training.config import Config
-from sntg.training.engines import ENGINES, Step, beside_others, best_engine, best_precision, cpp_compiler, start_engine
+from sntg.training.engines import (
+    ENGINES,
+    SlowerEngine,
+    Step,
+    beside_others,
+    best_engine,
+    best_precision,
+    cpp_compiler,
+    start_engine,
+)
 from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
 from sntg.training.stopping import Stopped, stop_requests
@@ -302,6 +311,14 @@ def test_the_compiler_is_the_one_pytorch_would_take(platform, default, monkeypat
     assert cpp_compiler() == "mine"
     monkeypatch.setenv("CXX", "missing")
     assert cpp_compiler() is None
+
+
+def test_a_compiler_that_is_switched_off_is_no_compiled_run(monkeypatch):
+    """PyTorch's would do nothing, and not say so: then the run would be called what it is not."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    config = resolve("two-moons", 12, "pi", epochs=1, engine="compiled")
+    with own_randomness(config), pytest.warns(SlowerEngine, match="TORCHDYNAMO_DISABLE is 1"):
+        assert Stack([config]).configs[0].engine == "eager"
 
 
 def test_the_best_of_a_gpu_is_a_recording():

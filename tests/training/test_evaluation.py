@@ -57,9 +57,19 @@ def test_a_row_larger_than_a_chunk_goes_through_alone(monkeypatch):
     assert sizes == [4] * 5
 
 
+@pytest.mark.parametrize("channels", [1, 3, 6])
+def test_as_many_images_go_through_at_a_time_whatever_their_channels(monkeypatch, channels):
+    """What a network makes of one takes the memory, and that has the image's pixels."""
+    net, sizes = SmallNet((channels, 16, 16), 10), []
+    net.register_forward_hook(lambda module, inputs, output: sizes.append(len(inputs[0])))
+    monkeypatch.setattr(modes, "PASS_BYTES", 2 * 4 * 3 * 16 * 16)
+    predict(net, torch.randn(5, channels, 16, 16))
+    assert sizes == [2, 2, 1]
+
+
 @pytest.mark.parametrize("shape", [(5,), (2, 5)])
 def test_images_are_split_along_their_rows(monkeypatch, shape):
-    monkeypatch.setattr(modes, "PASS_BYTES", 4 * 2 * 2 * 16 * 16)
+    monkeypatch.setattr(modes, "PASS_BYTES", 4 * 2 * 2 * 3 * 16 * 16)
     net = SmallNet((1, 16, 16), 10)
     model = net if len(shape) == 1 else stack([net, SmallNet((1, 16, 16), 10)])
     x = torch.randn(*shape, 1, 16, 16)

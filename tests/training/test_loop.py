@@ -1,6 +1,9 @@
 """The training loop: reproducible, runs of a stack apart from one another, every method and graph through one epoch."""
 
+import gc
 import random
+import weakref
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -50,6 +53,14 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(base):
     assert same_weights(first, second)
     assert first.history != other.history
     assert not same_weights(first, other)
+
+
+def test_what_is_told_of_an_epoch_may_draw_random_numbers(tmp_path):
+    """Somebody may look at a few points of their own after each: the run is the one it is without."""
+    config, draw = quick(), lambda records: torch.rand(3)
+    (expected,), (drawn,) = train([config]), train([config], draw)
+    assert drawn.history == run(config, tmp_path / "run", draw).history == expected.history
+    assert same_weights(drawn, expected)
 
 
 def test_images_are_reproducible_too():
@@ -660,6 +671,33 @@ def test_evaluation_takes_no_random_numbers_from_training(method):
     assert [r["loss"] for r in often.history] == [r["loss"] for r in rarely.history]
     assert often.history[-1]["error"] == rarely.history[-1]["error"]
     assert [r["error"] is None for r in rarely.history] == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize("ends", ["well", "in an error", "diverged"])
+def test_what_a_run_holds_is_let_go_when_it_ends(ends, tmp_path, monkeypatch):
+    """At once, not when Python next looks for circles: on a GPU the next run needs the memory."""
+
+    def stop(*_):
+        if ends == "in an error":
+            raise ZeroDivisionError
+
+    held, build = [], Stack.__init__
+
+    def remember(self, *given):
+        build(self, *given)
+        held.extend(map(weakref.ref, (self.model, self.optimiser.theta, self.batches.x, self.log)))
+
+    monkeypatch.setattr(Stack, "__init__", remember)
+    config = quick(lr=1e30 if ends == "diverged" else 1e-3)
+    gc.collect()
+    gc.disable()
+    try:
+        for begin in (lambda: train([config], stop), lambda: run(config, tmp_path / "run", stop)):
+            with suppress(ZeroDivisionError, DivergenceError):
+                begin()
+        assert [reference() for reference in held] == [None] * 8
+    finally:
+        gc.enable()
 
 
 def test_the_network_returned_is_the_one_that_was_evaluated():

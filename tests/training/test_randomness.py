@@ -1,13 +1,11 @@
-"""A run's random numbers and kernels are its own affair: what was set before is set afterwards."""
-
-import warnings
+"""A run's random numbers and the way it computes are its own affair: what was set before is set afterwards."""
 
 import pytest
 import torch
 
 from sntg.training import resolve
 from sntg.training.loop import Stack
-from sntg.training.randomness import own_randomness, sums_in_order
+from sntg.training.randomness import other_draws, own_randomness
 
 
 def make_config(**settings):
@@ -34,22 +32,24 @@ def test_the_generators_of_other_devices_are_left_alone(monkeypatch):
         assert not seeded
 
 
-def fail():
-    raise ZeroDivisionError
+@pytest.mark.parametrize(("pairs", "in_order"), [("half", False), ("all", True)])
+def test_a_run_computes_as_it_asks_for_and_its_caller_as_before(pairs, in_order, caller_settings):
+    """`test_arithmetic.py` has each switch by itself. Sums in order are slow, and for pairs that share rows alone."""
+    before = caller_settings()
+    with own_randomness(make_config(pairs=pairs)):
+        assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (True, False)
+        assert torch.backends.cudnn.conv.fp32_precision == torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert torch.are_deterministic_algorithms_enabled() == in_order
+    assert caller_settings() == before
 
 
-def test_kernels_are_repeatable_inside_and_as_they_were_outside_even_after_an_error(monkeypatch):
-    cudnn = torch.backends.cudnn
-    for name, value in {"deterministic": False, "benchmark": True, "allow_tf32": True}.items():
-        monkeypatch.setattr(cudnn, name, value)
-    with own_randomness(make_config()):
-        assert (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32) == (True, False, False)
-        assert not torch.are_deterministic_algorithms_enabled()  # slow, and not needed for pairs that share no row
-    with own_randomness(make_config(pairs="all")):
-        assert torch.are_deterministic_algorithms_enabled()
-    with pytest.raises(ZeroDivisionError), own_randomness(make_config()):
-        fail()
-    assert (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32) == (False, True, True)
+@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
+def test_what_the_caller_lets_products_be_computed_in_changes_no_run(setting, caller_settings):
+    config = resolve("digits", 20, "pi+sntg", epochs=1, epoch_steps=2, ramp_up=0)
+    expected = final_weights(config)
+    torch.set_float32_matmul_precision(setting)
+    torch.backends.mkldnn.conv.fp32_precision = {"highest": "ieee", "high": "tf32", "medium": "bf16"}[setting]
+    assert torch.equal(final_weights(config), expected)
 
 
 @pytest.fixture
@@ -77,42 +77,11 @@ def test_a_cpu_of_several_threads_trains_to_the_same_bits_whatever_pairs_share_r
     assert all(torch.equal(final_weights(config), first) for _ in range(3))
 
 
-@pytest.mark.parametrize("before", [(False, False), (True, True), (True, False)])
-def test_sums_are_in_order_inside_and_as_they_were_outside(before):
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-    try:
-        with sums_in_order():
-            assert torch.are_deterministic_algorithms_enabled()
-            assert torch.is_deterministic_algorithms_warn_only_enabled()
-        with pytest.raises(ZeroDivisionError), sums_in_order():
-            fail()
-        after = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        assert after == before
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def test_runs_that_end_in_another_order_than_they_began_leave_it_to_the_one_around_them():
-    """As seeds do that take turns."""
-    filters = list(warnings.filters)
-    with sums_in_order():
-        first, second = sums_in_order(), sums_in_order()
-        for run in (first, second):
-            run.__enter__()
-        for run in (first, second):
-            run.__exit__(None, None, None)
-            assert torch.are_deterministic_algorithms_enabled()
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.warn("this operation is not deterministic because it uses CuBLAS", stacklevel=1)
-            assert caught == []
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert warnings.filters == filters
-
-
-def test_only_the_matrix_products_warning_is_left_unsaid():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with sums_in_order():
-            warnings.warn("this operation is not deterministic because it uses CuBLAS", stacklevel=1)
-            warnings.warn("another", stacklevel=1)
-    assert [str(w.message) for w in caught] == ["another"]
+def test_draws_that_others_make_are_not_missed_even_after_an_error():
+    torch.manual_seed(7)
+    expected = torch.rand(2)
+    torch.manual_seed(7)
+    first = torch.rand(1)
+    with pytest.raises(AttributeError), other_draws(torch.device("cpu")):
+        torch.rand(5).no_such_thing()
+    assert torch.equal(torch.cat([first, torch.rand(1)]), expected)

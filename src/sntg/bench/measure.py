@@ -196,7 +196,8 @@ class Bench:
         if key not in self._operations:
             plain = config_of(replace(case, engine="eager", precision="float32"), self.name)
             # No weight is zero then, so no gradient is, and all that is computed has a part in the result.
-            self._operations[key] = count(Stack([replace(plain, ramp_up=0)], [self._data(case)]).advance)
+            plain = replace(plain, ramp_up=0, graph_start=0, graph_ramp=0)
+            self._operations[key] = count(Stack([plain], [self._data(case)]).advance)
         return self._operations[key]
 
 

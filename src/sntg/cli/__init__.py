@@ -1,5 +1,6 @@
 """The command line: train, resume, recipe, split, data fetch, demo, bench, and lists. No logic lives here."""
 
+import re
 import sys
 import warnings
 from concurrent.futures.process import BrokenProcessPool
@@ -13,6 +14,7 @@ from sntg.errors import DivergenceError, Notice, UsageError
 
 __all__ = ["app", "main"]
 
+NO_MEMORY = "DefaultCPUAllocator"  # who says so in PyTorch: for the host's memory it has no error of its own
 _as_python_does = warnings.showwarning
 
 
@@ -36,6 +38,22 @@ def main() -> None:
         _stop("the GPU's memory is full: make room there, or use --storage host, smaller batches (--set batch=...)", 1)
     except BrokenProcessPool:
         _stop("a worker process was killed, perhaps for lack of memory: run it again", 1)
+    except (MemoryError, RuntimeError) as e:
+        if isinstance(e, RuntimeError) and NO_MEMORY not in str(e):
+            raise
+        _stop(f"the memory is full{_wanted(str(e))}: make room, or use smaller batches (--set batch=...)", 1)
+    except Notice as e:  # where Python was told to make errors of warnings
+        _stop(str(e), 1)
+
+
+def _wanted(message: str) -> str:
+    """How much memory there was no room for, if PyTorch says so.
+
+    >>> _wanted("... can't allocate memory: you tried to allocate 40000000000 bytes. Error code 12")
+    ', there is no room for 37.3 GiB'
+    """
+    found = re.search(r"allocate (\d+) bytes", message)
+    return f", there is no room for {int(found[1]) / 2**30:.1f} GiB" if found else ""
 
 
 def _show_warning(

@@ -93,6 +93,8 @@ def read_split(path: Path | str, y: Tensor, classes: int, seed: int = 0, validat
 def _lines(path: Path | str) -> Iterator[tuple[int, str, list[str]]]:
     """Of each line that is not blank or a comment: its number, where it is in words, and its values."""
     try:
+        if Path(path).is_fifo():
+            raise UsageError(f"the split file {str(path)!r} is a pipe, and it is read more than once: make it a file")
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as e:
         raise UsageError(f"the split file {str(path)!r} is not a text file: byte {e.start} is not UTF-8") from None

@@ -73,6 +73,7 @@ class Method:
     line: str  # what it is, in one line, for `sntg methods`
     terms: tuple[str, ...] = ("supervised", "consistency")  # the names of its loss terms
     separate_labelled = False  # whether it wants labelled rows in a batch of their own
+    from_all = False  # whether it wants rows drawn from all of the training points
     sixteen_bits = "bfloat16"  # the 16-bit format that is exact enough for it
     many_calls = False  # whether a step has so many operations that even a CPU gains by compiling them, if small
 

@@ -21,6 +21,7 @@ class TemporalEnsembling(Method):
 
     name = "tempens"
     line = "temporal ensembling: agree with the average of one's past predictions"
+    from_all = True  # of these no batch has one twice
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sntg.models.fused import Fused, normalised_leaky, normalised_leaky_pooled
-from sntg.models.launch import MOST_SLICES, largest_batch
 from sntg.models.layers import BN_EPS, LEAK, BatchNorm, Layer, WeightNorm
 from sntg.models.linearised import LinearMap
 from sntg.models.means import NO_TAPS, Taps, tap_sums, weight_and_shift
@@ -20,6 +19,7 @@ from sntg.models.noise import Dropout
 from sntg.models.operators import can_fuse
 from sntg.models.patches import EIGHT, as_1x1, from_patches, to_patches
 from sntg.models.shifted import biased_leaky, biased_leaky_pooled, shifted_leaky, shifted_leaky_pooled
+from sntg.models.slices import MOST_SLICES, largest_batch
 
 
 class Passed(NamedTuple):
@@ -35,9 +35,9 @@ Trace = list[LinearMap]  # what the layers of a pass do to tangents and gradient
 class ConvMap(Layer):
     """A square convolution of images. padding: "same" keeps the image's size, "valid" pads nothing.
 
-    Training spends as long on what follows the convolution as on half of it, so a GPU has kernels for that; they apply
-    to images in the layout of its tensor cores. A `trace` is for those who want to know the layer's derivative in x:
-    where kernels can tell it they append what it does to tangents and gradients, else nothing.
+    What follows a convolution takes a GPU half as long as the convolution, if PyTorch does it. So there are kernels for
+    it, which apply to images in the layout of tensor cores. A `trace` is for those who want to know the layer's
+    derivative in x: where kernels can tell it they append what it does to tangents and gradients, else nothing.
     """
 
     fused = False  # whether it may use the kernels

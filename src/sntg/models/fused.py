@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from sntg.models import kernels
-from sntg.models.launch import Launch
 from sntg.models.linearised import LinearMap
 from sntg.models.operators import matrix, new_images, new_pooled, operator
+from sntg.models.slices import Slices
 
 KEPT = 5  # kinds of `channels`
 
@@ -69,9 +69,9 @@ def new_channels(like: Tensor, kinds: int) -> Tensor:
 def leaky(y: Tensor, g: Tensor, b: Tensor, slope: float, eps: float, first: int) -> tuple[Tensor, Tensor]:
     a, channels = new_images(y, y.shape[3], y.shape[4], y.dtype), new_channels(y, KEPT)
     y = matrix(y)
-    launch = Launch.over(y, 2, first)
-    partial = launch.sums(kernels.moments, 2, y)
-    launch.finish(kernels.normalised_leaky, partial, y, g, b, a, channels, *g.stride(), *b.stride(), slope, eps)
+    slices = Slices.over(y, 2, first)
+    partial = slices.sums(kernels.moments, 2, y)
+    slices.finish(kernels.normalised_leaky, partial, y, g, b, a, channels, *g.stride(), *b.stride(), slope, eps)
     return a, channels
 
 
@@ -80,9 +80,9 @@ def linear(t: Tensor, y: Tensor, channels: Tensor, slope: float, first: int, pus
     """The tangent of a from t, that of y; or (the gradient of y from t, that of a; the gradients of b and g)."""
     result, sums = new_images(t, t.shape[3], t.shape[4], t.dtype), new_channels(t, 2)
     t, y = matrix(t), matrix(y)
-    launch = Launch.over(t, 4, first)
-    partial = launch.sums(kernels.linear_sums, 2, t, y, channels, slope, PUSH=push)
-    launch.finish(kernels.linear, partial, t, y, channels, result, sums, slope, PUSH=push)
+    slices = Slices.over(t, 4, first)
+    partial = slices.sums(kernels.linear_sums, 2, t, y, channels, slope, PUSH=push)
+    slices.finish(kernels.linear, partial, t, y, channels, result, sums, slope, PUSH=push)
     return result, sums
 
 
@@ -92,10 +92,10 @@ def pooled(
 ) -> tuple[Tensor, Tensor, Tensor]:
     (p, code), channels, W = new_pooled(y), new_channels(y, KEPT), y.shape[4]
     y, mask = matrix(y), matrix(mask)
-    partial = Launch.over(y, 2, first).sums(kernels.moments, 2, y)
+    partial = Slices.over(y, 2, first).sums(kernels.moments, 2, y)
     results = p, code, channels, *g.stride(), *b.stride()
-    launch = Launch.over(mask, 4, first)
-    launch.finish(kernels.normalised_leaky_pooled, partial, y, g, b, mask, *results, slope, eps, W=W)
+    slices = Slices.over(mask, 4, first)
+    slices.finish(kernels.normalised_leaky_pooled, partial, y, g, b, mask, *results, slope, eps, W=W)
     return p, channels, code
 
 
@@ -104,9 +104,9 @@ def pooled_push(t: Tensor, y: Tensor, mask: Tensor, code: Tensor, channels: Tens
     """The tangent of the pooled image from t, that of y. (What is pushed is summed over all pixels, pooled or not.)"""
     result, sums, W = new_images(code, code.shape[3], code.shape[4], t.dtype), new_channels(t, 2), t.shape[4]
     t, y, mask, code = matrix(t), matrix(y), matrix(mask), matrix(code)
-    partial = Launch.over(t, 4, first).sums(kernels.linear_sums, 2, t, y, channels, slope, PUSH=True)
-    launch = Launch.over(mask, 8, first)
-    launch.finish(kernels.pooled_push, partial, t, y, mask, code, channels, result, sums, slope, W=W)
+    partial = Slices.over(t, 4, first).sums(kernels.linear_sums, 2, t, y, channels, slope, PUSH=True)
+    slices = Slices.over(mask, 8, first)
+    slices.finish(kernels.pooled_push, partial, t, y, mask, code, channels, result, sums, slope, W=W)
     return result
 
 
@@ -118,10 +118,10 @@ def pooled_pull(
     dy, sums = new_images(code, 2 * code.shape[3], 2 * code.shape[4], dp.dtype), new_channels(code, 2)
     W = dy.shape[4]
     dp, y, mask, code = matrix(dp), matrix(y), matrix(mask), matrix(code)
-    before = Launch.over(mask, 4, first)
+    before = Slices.over(mask, 4, first)
     partial = before.sums(kernels.pooled_pull_sums, 2, dp, y, mask, code, channels, slope, W=W)
-    launch = Launch.over(mask, 8, first)
-    launch.finish(kernels.pooled_pull, partial, dp, y, mask, code, channels, dy, sums, slope, W=W)
+    slices = Slices.over(mask, 8, first)
+    slices.finish(kernels.pooled_pull, partial, dp, y, mask, code, channels, dy, sums, slope, W=W)
     return dy, sums
 
 

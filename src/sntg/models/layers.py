@@ -61,8 +61,8 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def derivative(self, y: Tensor) -> Map:
-        """That of what `trained` does to the linear map's output y, times a tangent or a gradient of y's shape: each
-        kind of normalisation has a symmetric one, which is its own transpose."""
+        """That of what `trained` does to the linear map's output y, times a tangent or a gradient of y's shape: it is
+        symmetric, so it is its own transpose. (Mean-only layers leave theirs to PyTorch.)"""
         raise NotImplementedError
 
     def folded(self) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from sntg.data import PADDINGS, SPLITS, WHITENINGS, Entry, check_label_count, entry
 from sntg.errors import UsageError, unknown
 from sntg.graph import GRAPHS, check_pairs
-from sntg.methods import METHODS, parse
+from sntg.methods import METHODS, Method, parse
 from sntg.models import BN_MOMENTUM, MODELS, NORMALISATIONS, PRECISIONS
 from sntg.training.engines import ENGINES
 from sntg.training.schedules import DECAYS
@@ -176,7 +176,7 @@ def check(config: Config) -> None:
             raise unknown(key, str(getattr(config, key)), valid)
     check_bounds(config)
     check_images(config, data)
-    check_batches(config, points, METHODS[name.base].separate_labelled)
+    check_batches(config, points, METHODS[name.base])
     check_execution(config)
     if config.graph == "fixed" and name.sntg and not config.fixed_from:
         raise UsageError("graph = fixed needs fixed_from = the run folder whose predictions make the graph")
@@ -213,8 +213,9 @@ def steps_an_epoch(config: Config, points: int) -> int:
     return config.epoch_steps or points // (config.batch or config.labelled_batch)
 
 
-def check_batches(config: Config, points: int, separate: bool) -> None:
+def check_batches(config: Config, points: int, method: type[Method]) -> None:
     """Refuses batches the data or the method cannot have."""
+    separate = method.separate_labelled
     if config.batch > points:
         raise UsageError(f"batch = {config.batch} is more than the {points} training points of {config.dataset}")
     if not config.epoch_steps and points < (config.batch or config.labelled_batch):
@@ -226,6 +227,8 @@ def check_batches(config: Config, points: int, separate: bool) -> None:
         raise UsageError(
             f"{config.method} needs batch and labelled_batch above 0: it draws the two parts of a step apart"
         )
+    if method.from_all and not config.batch:
+        raise UsageError(f"{config.method} needs batch above 0: it averages over epochs what is said of each point")
     n = config.batch if separate else config.batch + config.labelled_batch
     if n < 2:
         raise UsageError(f"batch + labelled_batch = {n} makes a batch of {n} points: it must be at least 2")

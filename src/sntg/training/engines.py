@@ -8,6 +8,7 @@ weights, the place in the data) is a tensor on the device. So whoever executes t
     graph     the whole compiled step is one launch: no time is lost between its kernels
 """
 
+import gc
 import os
 import re
 import shutil
@@ -119,6 +120,7 @@ def _own_stream() -> torch.cuda.Stream:
 
 def _record(compute: Run, side: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     """The kernels of one call. One that fails is not ended as it should be: stream and generator are put back here."""
+    gc.collect()  # what earlier runs have left is not to be freed in the midst of it
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     before = generator.clone_state()
     recording = torch.cuda.CUDAGraph()
@@ -139,6 +141,8 @@ def _record(compute: Run, side: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
 
 
 def _compile(step: Step) -> Step:
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # torch.compile would do nothing, and not say so
+        raise RuntimeError("the environment variable TORCHDYNAMO_DISABLE is 1")
     # By default the compiler times several ways to add up numbers and keeps the fastest of that day: a resumed run
     # would add up in another order, and end in other bits. What adds up nothing it would time too, for seconds.
     options: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False}

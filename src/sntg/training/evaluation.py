@@ -20,7 +20,8 @@ def predict(model: Classifier, x: Tensor) -> Output:
     was_training, device = model.training, next(model.parameters()).device
     model.eval()
     try:
-        parts = [model(part.to(device)) for part in torch.split(x, at_once(x.nbytes // x.shape[axis]), dim=axis)]
+        rows = at_once(x.nbytes // x.shape[axis], x.shape[axis + 1 :])
+        parts = [model(part.to(device)) for part in torch.split(x, rows, dim=axis)]
     finally:
         model.train(was_training)
     return Output(torch.cat([p.logits for p in parts], -2), torch.cat([p.features for p in parts], -2))

@@ -10,6 +10,7 @@ on from there to the same bits.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -33,6 +34,7 @@ from sntg.models import (
     use_precision,
 )
 from sntg.training.adam import Adam
+from sntg.training.arithmetic import check_surroundings
 from sntg.training.batches import Batches, Shuffled
 from sntg.training.config import Config, check_config, steps_an_epoch
 from sntg.training.engines import Step, best_engine, best_precision, start_engine
@@ -40,7 +42,7 @@ from sntg.training.evaluation import error, predict
 from sntg.training.graphs import build_graph
 from sntg.training.inputs import Inputs, load_inputs
 from sntg.training.metrics import EpochLog
-from sntg.training.randomness import own_randomness
+from sntg.training.randomness import other_draws, own_randomness
 from sntg.training.run_folder import build_model
 from sntg.training.schedules import Schedule
 from sntg.training.streaming import fits
@@ -81,14 +83,15 @@ def train(
     ['consistency', 'supervised']
     """
     check_stack(configs)
-    with own_randomness(configs[0]):
-        runs = Stack(configs)
+    check_surroundings(configs[0].device)
+    with own_randomness(configs[0]), closing(Stack(configs)) as runs:
         while not runs.finished:
             records = runs.advance()
             if runs.diverged:
                 raise DivergenceError(runs.divergence)
             if records:
-                on_epoch(records)
+                with other_draws(runs.device):
+                    on_epoch(records)
         return runs.trained()
 
 
@@ -208,6 +211,11 @@ class Stack:
             for net in (self.model, self.objective.base.average):
                 use_precision(net, self.shared.precision)
         return name
+
+    def close(self) -> None:
+        """Lets go of all it has. Its step refers to it as it does to the step, so that would else stay until Python
+        looks for such circles, while the next run looks for memory."""
+        vars(self).clear()
 
     def _end_epoch(self) -> list[Record]:
         self.diverged = self.log.diverged() | self.diverged

@@ -1,18 +1,18 @@
 """A run's own random numbers, and the same bits every time: what a resumed run needs to end where it would have."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 
+from sntg.training.arithmetic import full_float32, repeatable, sums_in_order
 from sntg.training.config import Config
 
 
 @contextmanager
 def own_randomness(config: Config) -> Iterator[None]:
-    """Seeds torch's generators for the run and gives the caller's back afterwards; asks for kernels that give the same
-    bits every time; and on a GPU makes that one the current one.
+    """Seeds torch's generators for the run and gives the caller's back afterwards; computes as the run is to compute,
+    whatever the caller has set (`arithmetic.py`); and on a GPU makes that one the current one.
 
     >>> from sntg.training import resolve
     >>> drawn = []
@@ -23,38 +23,28 @@ def own_randomness(config: Config) -> Iterator[None]:
     True
     """
     device = torch.device(config.device)
-    on_gpu = device.type == "cuda"
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
     with (
-        torch.cuda.device(device) if on_gpu else nullcontext(),
-        torch.random.fork_rng([device] if on_gpu else []),
+        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
+        other_draws(device),
+        repeatable(),
+        full_float32(tf32_convolutions=config.precision == "tf32"),
         sums_in_order() if config.pairs != "half" else nullcontext(),
     ):
         # torch.manual_seed would seed every GPU, and nobody would put the others back.
         torch.default_generator.manual_seed(config.seed)
-        if on_gpu:
+        if device.type == "cuda":
             torch.cuda.manual_seed(config.seed)
-        try:
-            cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = True, False, config.precision == "tf32"
-            yield
-        finally:
-            cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = before
+        yield
 
 
 @contextmanager
-def sums_in_order() -> Iterator[None]:
-    """Inside, what several pairs contribute to the gradient of a row they share is added up in a fixed order.
+def other_draws(device: torch.device) -> Iterator[None]:
+    """Inside, random numbers may be drawn, and what is drawn afterwards does not change by it.
 
-    Otherwise the threads of a GPU, or of a CPU, add it as they come. It makes all indexed writes slower, and pairs that
-    share no row, which are the default, do without. It holds for the whole process, as PyTorch's switch does.
+    >>> with other_draws(torch.device("cpu")):
+    ...     drawn = torch.rand(())
+    >>> torch.equal(torch.rand(()), drawn)
+    True
     """
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    with warnings.catch_warnings():
-        # cuBLAS adds up in order as long as each stream has a workspace of its own, as ours have.
-        warnings.filterwarnings("ignore", ".*CuBLAS")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield

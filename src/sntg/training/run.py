@@ -12,12 +12,13 @@ import torch
 
 from sntg.errors import DivergenceError, UsageError
 from sntg.figures import Decisions, Embedding, draw_curves, draw_decisions, draw_embeddings
+from sntg.training.arithmetic import check_surroundings
 from sntg.training.checkpoints import drop_after, read_latest, remove_checkpoints, write_checkpoint
 from sntg.training.config import Config, check_config
 from sntg.training.evaluation import predict
 from sntg.training.inputs import Inputs
 from sntg.training.loop import Record, Stack, Trained
-from sntg.training.randomness import own_randomness
+from sntg.training.randomness import other_draws, own_randomness
 from sntg.training.run_folder import CONFIG, FIGURES, SERIES, SPLIT, RunFolder, check_free, read_config
 from sntg.training.stopping import Stopped, stop_requests
 from sntg.training.tensorboard import Board, check_tensorboard
@@ -66,11 +67,12 @@ def begin(
     load: Load | None = None,
 ) -> Steps:
     """Trains a stack of runs, each into a folder of its own, with the stack's checkpoints in `home`."""
+    check_surroundings(configs[0].device)
     with own_randomness(configs[0]):
         if configs[0].tensorboard:
             check_tensorboard()
         runs = Stack(configs, load and [load(c) for c in configs])  # what cannot be trained leaves no folder behind
-        with ExitStack() as locks:
+        with closing(runs), ExitStack() as locks:
             for folder, config, inputs in zip(folders, runs.configs, runs.inputs, strict=True):
                 locks.enter_context(folder.locked())
                 folder.start(config, inputs.split)
@@ -118,18 +120,19 @@ def go_on(
     load: Load | None = None,
 ) -> Steps:
     """Goes on with a stack of runs from its last whole checkpoint."""
+    check_surroundings(configs[0].device)
     with own_randomness(configs[0]):
         checkpoint = read_latest(home, on_damage)
-        runs = Stack(configs, load and [load(c) for c in configs])
-        drop_after(home, checkpoint.step if checkpoint else 0)
-        if checkpoint:
-            _check_same(configs, checkpoint.facts["settings"])
-            diverged = dict(checkpoint.facts.get("diverged", []))  # earlier versions' have none
-            runs.load_state(checkpoint.tensors, checkpoint.facts["histories"], diverged)
-        for folder, history in zip(folders, runs.histories, strict=True):
-            folder.remove_partial()
-            folder.set_metrics(history)
-        return (yield from _carry_on(runs, folders, home, on_epoch, on_step, stops))
+        with closing(Stack(configs, load and [load(c) for c in configs])) as runs:
+            drop_after(home, checkpoint.step if checkpoint else 0)
+            if checkpoint:
+                _check_same(configs, checkpoint.facts["settings"])
+                diverged = dict(checkpoint.facts.get("diverged", []))  # earlier versions' have none
+                runs.load_state(checkpoint.tensors, checkpoint.facts["histories"], diverged)
+            for folder, history in zip(folders, runs.histories, strict=True):
+                folder.remove_partial()
+                folder.set_metrics(history)
+            return (yield from _carry_on(runs, folders, home, on_epoch, on_step, stops))
 
 
 def advance(steps: Steps) -> list[Trained] | None:
@@ -203,7 +206,8 @@ def _noting_down(
                         boards[r].add(record)
             on_step(runs)
             if records:
-                on_epoch(records)
+                with other_draws(runs.device):
+                    on_epoch(records)
             try:
                 check_stop()
             except Stopped:

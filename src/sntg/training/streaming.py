@@ -37,6 +37,7 @@ class Streamed:
         self.ready = torch.empty_like(self.slots[0].device)
         self.beside = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if self.beside is not None:
+            self.beside.wait_stream(torch.cuda.current_stream(device))  # their memory may still be another's here
             for slot in self.slots:
                 slot.device.record_stream(self.beside)  # whoever gets the memory next waits for a copy under way
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
