@@ -198,6 +198,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("    undo()\n    return start_engine", "    return start_engine"),
         ("        undo()\n        return name, run", "        return name, run"),
         (" and beside_others.get()", " and False"),  # a seed that waits for memory would be slow for good
+        ('"TORCHDYNAMO_DISABLE") == "1"', '"TORCHDYNAMO_DISABLE") == ""'),  # compiled in name alone
         ("    stop_if_asked()\n", ""),  # a compiler killed by Ctrl-C would make the run eager for good
     ],
     ("training/arithmetic.py", "training/test_arithmetic.py"): [
@@ -236,9 +237,12 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("if stopped or not waiting", "if not waiting"),
         ("beside_others.set(len(training) > 1)", "pass"),
     ],
-    ("models/launch.py", "models/test_launch.py"): [
+    ("models/launch.py", "models/test_launch.py"): [("compiling().submit(", "str(")],
+    ("models/slices.py", "models/test_launch.py"): [
         ("isinstance(size, torch.SymInt)", "False"),  # what a compiler leaves open would be known after
-        ("compiling().submit(", "str("),
+    ],
+    ("training/stopping.py", "training/test_stopping.py"): [
+        ("if others := _asked.get():", "if others := None:"),  # one of several runs would hear what all are asked
     ],
     ("training/series.py", "training/test_series.py"): [
         ("partial(_with_same_split, load, series)", "load"),  # a split file may have changed since

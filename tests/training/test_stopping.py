@@ -47,11 +47,22 @@ def test_who_is_not_handed_the_function_may_ask_all_the_same():
         send(signal.SIGTERM)
         with pytest.raises(Stopped):
             stop_if_asked()
-        with stop_requests():
-            stop_if_asked()  # it was not this run that was asked
+    stop_if_asked()
+
+
+def test_one_of_several_runs_hears_what_all_are_asked_and_leaves_the_signals_to_them():
+    with stop_requests() as all_of_them:
+        listening = signal.getsignal(signal.SIGTERM)
+        with stop_requests() as one:
+            assert signal.getsignal(signal.SIGTERM) is listening
+            send(signal.SIGTERM)
+            with pytest.raises(Stopped):
+                one()
+        assert signal.getsignal(signal.SIGTERM) is listening
+        with pytest.raises(Stopped):
+            all_of_them()
         with pytest.raises(Stopped):
             stop_if_asked()
-    stop_if_asked()
 
 
 def test_the_request_stays_until_it_is_heard():

@@ -16,15 +16,20 @@ from sntg.models.noise import Perturbation
 # Of input in one pass that keeps no gradients, over all runs: some thousand small colour images. Fewer at a time would
 # leave a GPU waiting for the host, more would need memory for nothing.
 PASS_BYTES = 12_500_000
+COLOURS = 3
 
 
-def at_once(size: int) -> int:
+def at_once(size: int, event: torch.Size) -> int:
     """How many inputs of so many bytes share a pass that keeps no gradients: one at least.
 
-    >>> at_once(3 * 32 * 32 * 4), at_once(10**9)
-    (1017, 1)
+    What a network makes of an image has its pixels, not its channels: a grey one counts as much as one in colour.
+
+    >>> colour, grey = torch.Size([3, 32, 32]), torch.Size([1, 32, 32])
+    >>> at_once(3 * 32 * 32 * 4, colour), at_once(32 * 32 * 4, grey), at_once(10**9, grey)
+    (1017, 1017, 1)
     """
-    return max(1, PASS_BYTES // max(1, size))
+    channels = event[0] if len(event) == 3 else COLOURS
+    return max(1, PASS_BYTES * channels // (COLOURS * max(1, size)))
 
 
 @contextmanager
@@ -81,8 +86,8 @@ def estimate_statistics(model: nn.Module, batches: Iterable[torch.Tensor]) -> No
     view_axis = next(m for m in model.modules() if isinstance(m, Layer)).b.ndim - 1  # after the run axis, if any
     done = 0
     try:
-        for (_, size), alike in groupby(batches, key=lambda batch: (batch.shape, batch.nbytes)):
-            while chunk := list(islice(alike, at_once(size))):
+        for (shape, size), alike in groupby(batches, key=lambda batch: (batch.shape, batch.nbytes)):
+            while chunk := list(islice(alike, at_once(size, shape[view_axis + 1 :]))):
                 momentum = done / (done + len(chunk))
                 with _flag(model, Layer, "bn_momentum", momentum), _flag(model, Layer, "average_views", True):
                     model(torch.stack(chunk, view_axis))

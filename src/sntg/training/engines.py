@@ -109,7 +109,7 @@ def graph(step: Step) -> Run:
 
 
 def _own_stream() -> torch.cuda.Stream:
-    """A stream that no other run records on: the current one, unless that is everybody's.
+    """A stream that no other run records on at the time: the current one, unless that is everybody's.
 
     cuBLAS has a workspace for every stream, and a recording keeps to the one it was made with. Two that share it must
     not be replayed at the same time, and when one is deleted some versions of torch take it from the other.

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ ONE_PASS = ("mlp",)  # models whose seeds gain from one pass: those of a series 
 OnEpoch = Callable[[Record], None]
 OnEpochs = Callable[[list[Record]], None]  # of every living run of a stack
 OnStep = Callable[[Stack], None]
-Stops = Callable[[], AbstractContextManager[Callable[[], None]]]  # `stop_requests`, or someone's who has called it
 Load = Callable[[Config], Inputs]  # `load_inputs`, or someone's who knows what others have loaded
 Steps = Generator[None, None, list[Trained]]  # the training of a stack: it rests after every step, and returns its runs
 
@@ -63,7 +62,6 @@ def begin(
     home: Path,
     on_epoch: OnEpochs,
     on_step: OnStep,
-    stops: Stops = stop_requests,
     load: Load | None = None,
 ) -> Steps:
     """Trains a stack of runs, each into a folder of its own, with the stack's checkpoints in `home`."""
@@ -76,7 +74,7 @@ def begin(
             for folder, config, inputs in zip(folders, runs.configs, runs.inputs, strict=True):
                 locks.enter_context(folder.locked())
                 folder.start(config, inputs.split)
-            return (yield from _carry_on(runs, folders, home, on_epoch, on_step, stops))
+            return (yield from _carry_on(runs, folders, home, on_epoch, on_step))
 
 
 def resume(
@@ -116,7 +114,6 @@ def go_on(
     on_epoch: OnEpochs,
     on_step: OnStep,
     on_damage: Callable[[str], None],
-    stops: Stops = stop_requests,
     load: Load | None = None,
 ) -> Steps:
     """Goes on with a stack of runs from its last whole checkpoint."""
@@ -132,7 +129,7 @@ def go_on(
             for folder, history in zip(folders, runs.histories, strict=True):
                 folder.remove_partial()
                 folder.set_metrics(history)
-            return (yield from _carry_on(runs, folders, home, on_epoch, on_step, stops))
+            return (yield from _carry_on(runs, folders, home, on_epoch, on_step))
 
 
 def advance(steps: Steps) -> list[Trained] | None:
@@ -175,14 +172,12 @@ def config_to_resume(folder: RunFolder, data: str = "", in_one_pass: bool = Fals
     return replace(stored, **changes)
 
 
-def _carry_on(
-    runs: Stack, folders: Sequence[RunFolder], home: Path, on_epoch: OnEpochs, on_step: OnStep, stops: Stops
-) -> Steps:
+def _carry_on(runs: Stack, folders: Sequence[RunFolder], home: Path, on_epoch: OnEpochs, on_step: OnStep) -> Steps:
     """Trains to the end, with checkpoints on the way, and finishes the folders."""
     with ExitStack() as held:
         noted = folders if runs.shared.tensorboard else []
         boards = [held.enter_context(closing(Board(folder.path, runs.step or None))) for folder in noted]
-        return (yield from _noting_down(runs, folders, boards, home, on_epoch, on_step, stops))
+        return (yield from _noting_down(runs, folders, boards, home, on_epoch, on_step))
 
 
 def _noting_down(
@@ -192,10 +187,9 @@ def _noting_down(
     home: Path,
     on_epoch: OnEpochs,
     on_step: OnStep,
-    stops: Stops,
 ) -> Steps:
     """`_carry_on`, with the boards that it holds open, if TensorBoard is wanted."""
-    with stops() as check_stop:
+    with stop_requests() as check_stop:
         written = time.monotonic()
         while not runs.finished:
             records = runs.advance()

@@ -10,7 +10,7 @@ the bit, the run it would be alone. On a CPU they come one after the other. docs
 import json
 import shlex
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from sntg.training.loop import Record, Trained, check_stack
 from sntg.training.randomness import own_randomness
 from sntg.training.run import ONE_PASS, Load, OnEpochs, OnStep, Steps, begin, config_to_resume, go_on
 from sntg.training.run_folder import CONFIG, SERIES, SPLIT, WEIGHTS, RunFolder, check_free, elsewhere
-from sntg.training.stopping import stop_requests
+from sntg.training.stopping import stop_if_asked, stop_requests
 
 AT_ONCE = 3  # on an H200 1.12 times the steps of one for the 13-layer net, 1.64 for the small one; 2 give 1.11, 1.46
 MOST_SEEDS = 1000
@@ -163,10 +163,10 @@ def _train(
         news.clear()
 
     # What is the process's and not a run's, kernels and signals, is seen to for all of them: they end in any order.
-    with own_randomness(configs[0]), stop_requests() as check_stop:
+    with own_randomness(configs[0]), stop_requests():
         told = news.extend, on_step, on_damage
         load = partial(load_inputs, whitened={})  # images are the same for every seed: they are kept once
-        jobs = [partial(_steps, stack, home, data, load, *told, check_stop) for stack in stacks]
+        jobs = [partial(_steps, stack, home, data, load, *told) for stack in stacks]
         lanes = [Lane(torch.device(configs[0].device)) for _ in range(at_once(configs[0]))]
         outcomes = take_turns(jobs, lanes, tell)
     failures = [
@@ -187,10 +187,9 @@ def _steps(
     on_epoch: OnEpochs,
     on_step: OnStep,
     on_damage: Callable[[str], None],
-    check_stop: Callable[[], None],
 ) -> Steps:
     """The training of a stack of the series, from the start or from its last checkpoint."""
-    check_stop()  # before much time goes into data that nobody trains on
+    stop_if_asked()  # before much time goes into data that nobody trains on
     folders = [_folder(series, config) for config in configs]
     in_one_pass = configs[0].model in ONE_PASS
     home = series if in_one_pass else folders[0].path
@@ -199,14 +198,13 @@ def _steps(
         _check_untrained(folders, home, without[0])
         for folder in folders:
             (folder.path / CONFIG).unlink(missing_ok=True)
-        told = on_epoch, on_step, lambda: nullcontext(check_stop)
-        return (yield from begin(configs, folders, home, *told, partial(_with_same_split, load, series)))
+        load = partial(_with_same_split, load, series)
+        return (yield from begin(configs, folders, home, on_epoch, on_step, load))
     with ExitStack() as locks:
         for folder in folders:
             locks.enter_context(folder.locked())
         configs = [config_to_resume(folder, data, in_one_pass) for folder in folders]
-        steps = go_on(configs, folders, home, on_epoch, on_step, on_damage, lambda: nullcontext(check_stop), load)
-        return (yield from steps)
+        return (yield from go_on(configs, folders, home, on_epoch, on_step, on_damage, load))
 
 
 def _with_same_split(load: Load, series: Path, config: Config) -> Inputs:

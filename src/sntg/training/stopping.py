@@ -19,7 +19,8 @@ class Stopped(Exception):
         self.signal = by
 
 
-_asked: ContextVar[Callable[[], None]] = ContextVar("_asked", default=lambda: None)
+Check = Callable[[], None]
+_asked: ContextVar[Check | None] = ContextVar("_asked", default=None)
 
 
 def stop_if_asked() -> None:
@@ -27,16 +28,22 @@ def stop_if_asked() -> None:
 
     >>> stop_if_asked()
     """
-    _asked.get()()
+    if check := _asked.get():
+        check()
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[], None]]:
+def stop_requests() -> Iterator[Check]:
     """Inside, the signals wait; the function it gives raises Stopped if there was one. Only a main thread has signals.
+
+    A run that is one of several hears what all of them are asked.
 
     >>> with stop_requests() as check:
     ...     check()
     """
+    if others := _asked.get():
+        yield others
+        return
     received: list[signal.Signals] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
@@ -51,12 +58,12 @@ def stop_requests() -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread():
         yield check
         return
-    before, others = {number: signal.signal(number, remember) for number in SIGNALS}, _asked.get()
+    before = {number: signal.signal(number, remember) for number in SIGNALS}
     _asked.set(check)
     try:
         yield check
     finally:
-        _asked.set(others)
+        _asked.set(None)
         for number, handler in before.items():
             signal.signal(number, handler)
 
