@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from bench_tables import cpu_overheads_table, cpu_table, engines_table, methods_table
 from crossed_runs import crossed_table
 from odds import PROTOTYPE_K4, correlations_table, odds_table
 from scipy import stats
@@ -218,6 +219,13 @@ if __name__ == "__main__":
     put(STATISTICS, "labels alone", labels_table())
     put(STATISTICS, "odds", odds_table())
     put(STATISTICS, "correlations", correlations_table())
+    for name, table in (
+        ("bench, methods", methods_table()),
+        ("bench, engines", engines_table()),
+        ("bench, engines on a CPU", cpu_table()),
+        ("bench, SNTG on a CPU", cpu_overheads_table()),
+    ):
+        put(ROOT / "docs" / "performance.md", name, table)
     put(ROOT / "README.md", "overview", overview())
     page = ROOT / "src" / "sntg" / "demo" / "ten_seeds.json"
     page.write_text(json.dumps(for_the_page(), indent=1) + "\n")

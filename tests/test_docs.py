@@ -83,6 +83,13 @@ def test_the_full_runs_are_what_the_results_say(tables: ModuleType) -> None:
     assert table_in("docs/cifar10-statistics.md", "correlations") == tables.correlations_table()
 
 
+def test_the_benches_are_what_their_results_say(tables: ModuleType) -> None:
+    assert table_in("docs/performance.md", "bench, methods") == tables.methods_table()
+    assert table_in("docs/performance.md", "bench, engines") == tables.engines_table()
+    assert table_in("docs/performance.md", "bench, engines on a CPU") == tables.cpu_table()
+    assert table_in("docs/performance.md", "bench, SNTG on a CPU") == tables.cpu_overheads_table()
+
+
 def test_the_overview_and_the_demos_page_are_what_the_results_say(tables: ModuleType) -> None:
     assert table_in("README.md", "overview") == tables.overview()
     page = json.loads((ROOT / "src" / "sntg" / "demo" / "ten_seeds.json").read_text())
