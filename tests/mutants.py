@@ -201,6 +201,10 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('"TORCHDYNAMO_DISABLE") == "1"', '"TORCHDYNAMO_DISABLE") == ""'),  # compiled in name alone
         ("    stop_if_asked()\n", ""),  # a compiler killed by Ctrl-C would make the run eager for good
     ],
+    ("training/automatic.py", "training/test_automatic.py"): [
+        ('"float32" if by_differences else', "0 or"),  # a direction by differences that 16 bits lose
+        ("and steps >= LONG", ""),  # a short run would be over before it is compiled
+    ],
     ("training/arithmetic.py", "training/test_arithmetic.py"): [
         ("        cudnn.allow_tf32 = tf32_convolutions\n", ""),  # old and new would contradict each other
         ("            place.fp32_precision = precision\n", "            pass\n"),  # nobody would put them back
@@ -214,7 +218,6 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("torch.default_generator.manual_seed", "torch.manual_seed"),  # other GPUs would go on with our numbers
     ],
     ("training/loop.py", "training/test_engines.py"): [
-        ('"float32" if by_differences else', "0 or"),  # a direction by differences that 16 bits lose
         ('if name == "eager":', "if False:"),  # the kernels may be what failed
     ],
     ("training/loop.py", "training/test_within_an_epoch.py"): [

@@ -9,7 +9,7 @@ from sntg.bench import Choice
 from sntg.bench.cases import LABELS, METHODS, Case, automatic, chosen, config_of, inputs_of, narrowed, plan
 from sntg.errors import UsageError
 from sntg.models import PRECISIONS
-from sntg.training import Stack, engines, resolve
+from sntg.training import Stack, resolve
 from sntg.training.engines import ENGINES
 
 
@@ -49,7 +49,7 @@ def test_compiled_follows_graph_of_the_same_precision_at_once(gpu_plan):
 
 
 def test_a_cpu_compares_engines_and_the_graph_term_on_both_small_nets(monkeypatch):
-    monkeypatch.setattr(engines, "cpp_compiler", lambda: "g++")
+    monkeypatch.setattr("sntg.training.automatic.cpp_compiler", lambda: "g++")
     for dataset, model, best_of_vat in (("two-moons", "mlp", ["compiled", "eager"]), ("digits", "small", ["eager"])):
         groups = [group for group in plan("cpu") if group[0].dataset == dataset]
         assert {config_of(case, "cpu").model for group in groups for case in group} == {model}
@@ -63,7 +63,7 @@ def test_a_cpu_compares_engines_and_the_graph_term_on_both_small_nets(monkeypatc
 
 def test_what_auto_means_is_what_a_run_of_the_recipe_would_take(monkeypatch):
     monkeypatch.setitem(ENGINES, "compiled", lambda step: step)
-    monkeypatch.setattr(engines, "cpp_compiler", lambda: "g++")
+    monkeypatch.setattr("sntg.training.automatic.cpp_compiler", lambda: "g++")
     for dataset, method in (("two-moons", "vat"), ("two-moons", "pi"), ("digits", "vat")):
         case = automatic(dataset, method, "cpu")
         (decided,) = Stack([resolve(dataset, LABELS[dataset], method, device="cpu")]).configs

@@ -12,7 +12,7 @@ from engine_runs import leave_out_figures
 from sntg.errors import DivergenceError
 from sntg.training import RunFolder, Stopped, resolve, resume_series, run, run_series, seeds_done
 from sntg.training.lanes import Lane
-from sntg.training.series import AT_ONCE, at_once
+from sntg.training.series import AT_ONCE, runs_at_once
 
 BYTES = ("model.safetensors", "metrics.jsonl", "features.safetensors", "split.txt", "config.json")
 STEPS = 4  # of each of these runs
@@ -25,7 +25,7 @@ def digits(seed, **settings):
 @pytest.fixture
 def in_turns(monkeypatch):
     """Up to three seeds take turns, as they do on a GPU; the figures, which take longest, are left out."""
-    monkeypatch.setattr("sntg.training.series.at_once", lambda config: 3)
+    monkeypatch.setattr("sntg.training.series.runs_at_once", lambda config: 3)
     leave_out_figures(monkeypatch)
 
 
@@ -67,7 +67,7 @@ def assert_unlocked(folder):
 
 def test_convolutional_nets_take_turns_on_a_gpu_alone():
     nets = [("small", "cuda"), ("conv13", "cuda:1"), ("small", "cpu"), ("mlp", "cuda"), ("mlp", "cpu")]
-    numbers = [at_once(SimpleNamespace(model=model, device=device)) for model, device in nets]
+    numbers = [runs_at_once(SimpleNamespace(model=model, device=device)) for model, device in nets]
     assert numbers == [AT_ONCE, AT_ONCE, 1, 1, 1]
 
 
@@ -117,7 +117,7 @@ def test_asked_to_stop_all_that_train_write_a_checkpoint_and_go_on_to_the_same_b
 
 
 def test_a_signal_that_comes_while_a_seed_is_finished_lets_it_and_begins_no_other(tmp_path, in_turns, monkeypatch):
-    monkeypatch.setattr("sntg.training.series.at_once", lambda config: 1)
+    monkeypatch.setattr("sntg.training.series.runs_at_once", lambda config: 1)
     save = RunFolder.save_features
 
     def send(folder, *results):

@@ -14,8 +14,9 @@ from sntg.data import Dataset, Split, entry
 from sntg.errors import UsageError, unknown
 from sntg.models import PRECISIONS
 from sntg.training import Config, Inputs, load_inputs, resolve
+from sntg.training.automatic import best_engine, best_precision
 from sntg.training.config import LARGEST, steps_an_epoch
-from sntg.training.engines import ENGINES, best_engine, best_precision
+from sntg.training.engines import ENGINES
 
 SNTG = "+sntg"
 SUPERVISED = "supervised"

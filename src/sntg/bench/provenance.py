@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import sntg
-from sntg.training.engines import cpp_compiler
+from sntg.training.automatic import cpp_compiler
 
 
 def made_by(command: str) -> dict[str, str]:

@@ -11,29 +11,23 @@ weights, the place in the data) is a tensor on the device. So whoever executes t
 import gc
 import os
 import re
-import shutil
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sntg.errors import Notice
-from sntg.methods import METHODS, parse
-from sntg.models import CONVOLUTIONAL
 from sntg.training.leftovers import compiling
 from sntg.training.stopping import stop_if_asked
 
 Run = Callable[[], None]
 CPU = torch.device("cpu")
 WARM_UP = 3  # steps before the recording: they compile, choose algorithms and allocate, which a recording must not
-LONG = 5000  # steps, after which a CPU has made up for the time that compiling takes, where it gains any
 MOST_STACKS = 256  # of one process; their steps have the same code, so each counts as a recompilation of the first
 
 
@@ -157,35 +151,6 @@ def _compile(step: Step) -> Step:
 
 ENGINES: dict[str, Callable[[Step], Run]] = {"eager": eager, "compiled": compiled, "graph": graph}
 SLOWER = {"graph": "compiled", "compiled": "eager"}  # what is tried when one fails
-
-
-def best_engine(device: torch.device, method: str, model: str, steps: int) -> str:
-    """What `auto` is for a run of so many steps; docs/performance.md has the figures.
-
-    >>> best_engine(torch.device("cpu"), "pi+sntg", "mlp", steps=30_000)
-    'eager'
-    """
-    if device.type == "cuda":
-        return "graph"
-    pays = METHODS[parse(method).base].many_calls and model not in CONVOLUTIONAL and steps >= LONG
-    return "compiled" if pays and cpp_compiler() else "eager"
-
-
-def cpp_compiler() -> str | None:
-    """The name of the C++ compiler that PyTorch's compiler hands its code to on a CPU; None where there is none."""
-    default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    found = shutil.which(os.environ.get("CXX", default))
-    return found and Path(found).name
-
-
-def best_precision(device: torch.device, method: str) -> str:
-    """The fastest precision that is exact enough for the method: docs/performance.md has the figures.
-
-    >>> best_precision(torch.device("cpu"), "pi+sntg")
-    'float32'
-    """
-    native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return METHODS[parse(method).base].sixteen_bits if native else "float32"
 
 
 def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, Run]:

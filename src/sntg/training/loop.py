@@ -8,7 +8,6 @@ All that training carries from one step to the next is in `Stack.state`, so that
 on from there to the same bits.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
@@ -19,11 +18,10 @@ import torch
 from torch import Tensor
 
 from sntg.data import Dataset, centre, crop, flip, pad
-from sntg.errors import DivergenceError, Notice, UsageError
+from sntg.errors import DivergenceError, UsageError
 from sntg.losses import consistency_kl, consistency_mse
 from sntg.methods import METHODS, GraphTerm, Objective, Seen, Setup, parse
 from sntg.models import (
-    CONVOLUTIONAL,
     LOSS_SCALE,
     PRECISIONS,
     Classifier,
@@ -35,9 +33,10 @@ from sntg.models import (
 )
 from sntg.training.adam import Adam
 from sntg.training.arithmetic import check_surroundings
+from sntg.training.automatic import decided
 from sntg.training.batches import Batches, Shuffled
 from sntg.training.config import Config, check_config, steps_an_epoch
-from sntg.training.engines import Step, best_engine, best_precision, start_engine
+from sntg.training.engines import Step, start_engine
 from sntg.training.evaluation import error, predict
 from sntg.training.graphs import build_graph
 from sntg.training.inputs import Inputs, load_inputs
@@ -122,7 +121,7 @@ class Stack:
     def __init__(self, configs: Sequence[Config], inputs: Sequence[Inputs] | None = None) -> None:
         """inputs: the runs' data, where they are not to be loaded by their names."""
         self.inputs = [load_inputs(c) for c in configs] if inputs is None else list(inputs)
-        configs = [_decided(c, len(i.data.train_y)) for c, i in zip(configs, self.inputs, strict=True)]
+        configs = [decided(c, len(i.data.train_y)) for c, i in zip(configs, self.inputs, strict=True)]
         self.shared = c = configs[0]
         self.device = torch.device(c.device)
         self.truth = torch.stack([i.data.train_y for i in self.inputs]).to(self.device)
@@ -370,29 +369,6 @@ class Stack:
         self.batches.load_state(before)  # the first epoch has a shuffle of its own
         with torch.no_grad(), initialising(self.model):
             self.model.train()(setup.augment(setup.flip(batch.x)))
-
-
-def _decided(config: Config, points: int) -> Config:
-    """The config with `auto` replaced by what it means for the run on its device."""
-    device, engine, precision = torch.device(config.device), config.engine, config.precision
-    base = METHODS[parse(config.method).base]
-    by_differences = base.name == "vat" and config.xi > 0
-    if engine == "auto":
-        engine = best_engine(device, config.method, config.model, config.epochs * steps_an_epoch(config, points))
-    if precision == "auto":
-        precision = "float32" if by_differences else best_precision(device, config.method)
-    if config.model not in CONVOLUTIONAL:
-        if config.precision not in ("auto", "float32"):
-            reason = f"precision = {config.precision} is that of convolutions, and the {config.model} has none"
-            warnings.warn(f"{reason}: it computes in float32", Notice, stacklevel=2)
-        precision = "float32"
-    elif by_differences and precision != "float32":
-        reason = f"a difference by xi = {config.xi} may be lost in {precision}, and with it the direction"
-        warnings.warn(f"{reason}: float32 loses least", Notice, stacklevel=2)
-    elif (precision, base.sixteen_bits) == ("bfloat16", "float16"):
-        reason = f"in bfloat16 the directions of {config.method} are not exact in the first steps"
-        warnings.warn(f"{reason}: precision = auto is exact enough", Notice, stacklevel=2)
-    return replace(config, engine=engine, precision=precision)
 
 
 def _seeded_model(config: Config) -> Classifier:

@@ -133,11 +133,11 @@ def resume_series(
         return _train(configs, home.path, data, on_epoch, on_step, on_damage)
 
 
-def at_once(config: Config) -> int:
+def runs_at_once(config: Config) -> int:
     """How many runs of a series take turns.
 
     >>> from sntg.training import resolve
-    >>> at_once(resolve("digits", 50, "pi"))
+    >>> runs_at_once(resolve("digits", 50, "pi"))
     1
     """
     on_gpu = torch.device(config.device).type == "cuda"
@@ -167,7 +167,7 @@ def _train(
         told = news.extend, on_step, on_damage
         load = partial(load_inputs, whitened={})  # images are the same for every seed: they are kept once
         jobs = [partial(_steps, stack, home, data, load, *told) for stack in stacks]
-        lanes = [Lane(torch.device(configs[0].device)) for _ in range(at_once(configs[0]))]
+        lanes = [Lane(torch.device(configs[0].device)) for _ in range(runs_at_once(configs[0]))]
         outcomes = take_turns(jobs, lanes, tell)
     failures = [
         f"seed {stack[0].seed}: {outcome}" if len(stack) == 1 else outcome  # a pass of several names them itself
