@@ -199,6 +199,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("        undo()\n        return name, run", "        return name, run"),
         (" and beside_others.get()", " and False"),  # a seed that waits for memory would be slow for good
         ('"TORCHDYNAMO_DISABLE") == "1"', '"TORCHDYNAMO_DISABLE") == ""'),  # compiled in name alone
+        ("torch._dynamo.config.disable or ", ""),
         ("    stop_if_asked()\n", ""),  # a compiler killed by Ctrl-C would make the run eager for good
     ],
     ("training/automatic.py", "training/test_automatic.py"): [
@@ -208,6 +209,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("training/arithmetic.py", "training/test_arithmetic.py"): [
         ("        cudnn.allow_tf32 = tf32_convolutions\n", ""),  # old and new would contradict each other
         ("            place.fp32_precision = precision\n", "            pass\n"),  # nobody would put them back
+        ("_set((BACKENDS, cudnn), UNSAID)", "[]"),  # products would no more follow what is said in general
         ("cudnn.deterministic, cudnn.benchmark = True, False", "cudnn.deterministic = True"),
         ("memory.fill_uninitialized_memory = False\n", "pass\n"),  # every tensor would be written twice
     ],

@@ -37,6 +37,7 @@ def fail():
         (torch.no_grad, "gradients are off"),
         (torch.inference_mode, "gradients are off"),
         (lambda: torch.autocast("cpu", torch.bfloat16), "torch.autocast is on"),
+        (lambda: torch.device("meta"), "default device is meta"),
     ],
 )
 def test_a_run_is_refused_where_it_could_not_compute_as_it_says(around, words, tmp_path):
@@ -79,6 +80,24 @@ def test_float32_is_float32_whatever_was_set_before(caller, tf32, caller_setting
     with pytest.raises(ZeroDivisionError), full_float32(tf32):
         fail()
     assert caller_settings() == before
+
+
+@pytest.mark.parametrize("general", [b, b.cudnn], ids=["generic", "cudnn"])
+@pytest.mark.parametrize(("before", "after"), [("tf32", "ieee"), ("ieee", "tf32"), ("none", "tf32")])
+def test_products_follow_what_the_caller_says_in_general_as_if_there_had_been_no_run(
+    general, before, after, caller_settings
+):
+    def products_follow(run_between):
+        general.fp32_precision = before
+        if run_between:
+            with full_float32(tf32_convolutions=False):
+                pass
+        general.fp32_precision = after
+        return [place.fp32_precision for place in (b.cuda.matmul, b.mkldnn.matmul, b.mkldnn.conv)]
+
+    expected = products_follow(run_between=False)
+    assert after in expected
+    assert products_follow(run_between=True) == expected
 
 
 @pytest.mark.parametrize("before", [(False, True), (True, False)])

@@ -10,6 +10,7 @@ import signal
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -283,11 +284,17 @@ def test_on_a_cpu_there_is_nothing_to_record_and_the_next_engine_runs(put_engine
     assert trained.config.engine == "compiled"
 
 
-def test_a_compiler_that_is_switched_off_is_no_compiled_run(monkeypatch):
+@pytest.mark.parametrize(
+    "switched_off",
+    [
+        lambda: patch.dict(os.environ, TORCHDYNAMO_DISABLE="1"),
+        lambda: torch._dynamo.config.patch(disable=True),  # as TORCH_COMPILE_DISABLE=1 does where Python starts
+    ],
+)
+def test_a_compiler_that_is_switched_off_is_no_compiled_run(switched_off):
     """PyTorch's would do nothing, and not say so: then the run would be called what it is not."""
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     config = resolve("two-moons", 12, "pi", epochs=1, engine="compiled")
-    with own_randomness(config), pytest.warns(SlowerEngine, match="TORCHDYNAMO_DISABLE is 1"):
+    with switched_off(), own_randomness(config), pytest.warns(SlowerEngine, match="compiler is switched off"):
         assert Stack([config]).configs[0].engine == "eager"
 
 

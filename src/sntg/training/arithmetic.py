@@ -1,10 +1,10 @@
-"""How PyTorch computes while a run trains, whatever its caller has set: the same bits every time, and float32 in full.
+"""How PyTorch computes while a run trains: the same bits every time, and float32 in full, though its caller's is not.
 
 All of it are switches of the whole process, which are put back afterwards.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from sntg.errors import UsageError
 
-FULL, TF32 = "ieee", "tf32"
+FULL, TF32, UNSAID = "ieee", "tf32", "none"
 BACKENDS: Any = torch.backends  # its types do not know all of its switches
 
 
@@ -31,6 +31,11 @@ def check_surroundings(device: str) -> None:
     if torch.get_default_dtype() != torch.float32:
         raise UsageError(
             f"PyTorch's default dtype is {torch.get_default_dtype()} here, and a run's is float32: put it back"
+        )
+    if torch.get_default_device().type != "cpu":
+        raise UsageError(
+            f"PyTorch's default device is {torch.get_default_device()} here, and a run has its own: put it back to the"
+            " CPU, and give the run device=..."
         )
 
 
@@ -56,7 +61,7 @@ def full_float32(tf32_convolutions: bool) -> Iterator[None]:
     """Inside, products of float32 numbers are computed in float32; those of a GPU's convolutions in TF32 if wanted.
 
     PyTorch has two sets of switches for it, and refuses to tell what the older ones say where the newer ones disagree.
-    Its compiler asks the older ones. So both are set, to the same.
+    Its compiler asks both. So both are set, to the same.
 
     >>> torch.set_float32_matmul_precision("medium")
     >>> with full_float32(tf32_convolutions=False):
@@ -68,22 +73,31 @@ def full_float32(tf32_convolutions: bool) -> Iterator[None]:
     """
     cudnn, mkldnn = BACKENDS.cudnn, BACKENDS.mkldnn
     convolutions = cudnn.conv, cudnn.rnn  # the older switch is for both
-    places = BACKENDS.cuda.matmul, mkldnn.matmul, mkldnn.conv, *convolutions
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = FULL
+    products = BACKENDS.cuda.matmul, mkldnn.matmul, mkldnn.conv
+    # A switch that says nothing follows the general ones. While those say nothing either, that of each product tells
+    # what is its own: put back, it follows as it did. (Of convolutions some versions do not tell whether they follow.)
+    before = _set(convolutions, FULL) + _set((BACKENDS, cudnn), UNSAID) + _set(products, FULL)
     matmul, allow_tf32 = torch.get_float32_matmul_precision(), _allows_tf32()
     try:
         torch.set_float32_matmul_precision("highest")
         cudnn.allow_tf32 = tf32_convolutions
-        for place in places:
-            place.fp32_precision = TF32 if tf32_convolutions and place in convolutions else FULL
+        _set(convolutions, TF32 if tf32_convolutions else FULL)
+        _set(products, FULL)
         yield
     finally:
         torch.set_float32_matmul_precision(matmul)
         cudnn.allow_tf32 = allow_tf32
-        for place, precision in zip(places, before, strict=True):
+        for place, precision in before:
             place.fp32_precision = precision
+
+
+def _set(places: Iterable[Any], precision: str) -> list[tuple[Any, str]]:
+    """Sets the newer switches one after the other; returns what each of them said just before."""
+    before = []
+    for place in places:
+        before.append((place, place.fp32_precision))
+        place.fp32_precision = precision
+    return before
 
 
 def _allows_tf32() -> bool:

@@ -135,8 +135,9 @@ def _record(compute: Run, side: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
 
 
 def _compile(step: Step) -> Step:
-    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # torch.compile would do nothing, and not say so
-        raise RuntimeError("the environment variable TORCHDYNAMO_DISABLE is 1")
+    if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        # torch.compile would do nothing, and not say so.
+        raise RuntimeError("PyTorch's compiler is switched off (TORCH_COMPILE_DISABLE=1 or TORCHDYNAMO_DISABLE=1)")
     # By default the compiler times several ways to add up numbers and keeps the fastest of that day: a resumed run
     # would add up in another order, and end in other bits. What adds up nothing it would time too, for seconds.
     options: dict[str, Any] = {"deterministic": True, "triton.autotune_pointwise": False}

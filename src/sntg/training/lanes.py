@@ -81,7 +81,7 @@ class Lane:
 
     def clear(self) -> None:
         """Gives back the memory of a run that has ended, before another begins."""
-        gc.collect()  # its step refers to it, and it to the step
+        gc.collect()  # one that failed as it began still refers to its step, and the step to it
         if self.stream is not None:
             torch.cuda.empty_cache()
 

@@ -12,7 +12,7 @@ from sntg.training.config import Config
 @contextmanager
 def own_randomness(config: Config) -> Iterator[None]:
     """Seeds torch's generators for the run and gives the caller's back afterwards; computes as the run is to compute,
-    whatever the caller has set (`arithmetic.py`); and on a GPU makes that one the current one.
+    not as the caller (`arithmetic.py`); and on a GPU makes that one the current one.
 
     >>> from sntg.training import resolve
     >>> drawn = []

@@ -29,7 +29,7 @@ FREE = ("data", "split_file", "fixed_from", "storage", "engine", "checkpoint_sec
 ONE_PASS = ("mlp",)  # models whose seeds gain from one pass: those of a series are one stack
 OnEpoch = Callable[[Record], None]
 OnEpochs = Callable[[list[Record]], None]  # of every living run of a stack
-OnStep = Callable[[Stack], None]
+OnStep = Callable[[Stack], None]  # it looks, but draws no random numbers and keeps nothing: a run ends by letting go
 Load = Callable[[Config], Inputs]  # `load_inputs`, or someone's who knows what others have loaded
 Steps = Generator[None, None, list[Trained]]  # the training of a stack: it rests after every step, and returns its runs
 
