@@ -217,6 +217,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("training/randomness.py", "training/test_randomness.py"): [
         ('        full_float32(tf32_convolutions=config.precision == "tf32"),\n', ""),  # the caller's would hold
         ('if config.pairs != "half"', "if False"),  # threads would add up as they come
+        ("_apart(config.seed)", "config.seed"),  # the first noise would be the weights
         ("torch.default_generator.manual_seed", "torch.manual_seed"),  # other GPUs would go on with our numbers
     ],
     ("training/loop.py", "training/test_engines.py"): [

@@ -5,7 +5,7 @@ import torch
 
 from sntg.training import resolve
 from sntg.training.loop import Stack
-from sntg.training.randomness import other_draws, own_randomness
+from sntg.training.randomness import initial_weights, other_draws, own_randomness
 
 
 def make_config(**settings):
@@ -20,8 +20,21 @@ def test_the_callers_random_numbers_go_on_as_if_nothing_had_been():
     with own_randomness(make_config(seed=3)):
         inside = torch.rand(1)
     assert torch.equal(torch.cat([first, torch.rand(1)]), expected)
-    torch.manual_seed(3)
-    assert torch.equal(inside, torch.rand(1))
+    with own_randomness(make_config(seed=3)):
+        assert torch.equal(inside, torch.rand(1))
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_run_draws_other_numbers_than_its_initial_weights(seed):
+    """A Gaussian noise whose numbers a shuffle has moved on by 6000 was once, number for number, a layer's weights."""
+    with initial_weights(seed):
+        weights = torch.randn(20_000)
+    with own_randomness(make_config(seed=seed)):
+        torch.randperm(6000)
+        noise = torch.randn(20_000)
+    assert torch.isin(weights, noise).float().mean() < 0.01
+    with initial_weights(seed):
+        assert torch.equal(torch.randn(20_000), weights)
 
 
 def test_the_generators_of_other_devices_are_left_alone(monkeypatch):

@@ -41,7 +41,7 @@ from sntg.training.evaluation import error, predict
 from sntg.training.graphs import build_graph
 from sntg.training.inputs import Inputs, load_inputs
 from sntg.training.metrics import EpochLog
-from sntg.training.randomness import other_draws, own_randomness
+from sntg.training.randomness import initial_weights, other_draws, own_randomness
 from sntg.training.run_folder import build_model
 from sntg.training.schedules import Schedule
 from sntg.training.streaming import fits
@@ -373,7 +373,7 @@ class Stack:
 
 def _seeded_model(config: Config) -> Classifier:
     """Initial weights that depend on the run's seed alone, whatever stack it trains in."""
-    with own_randomness(config):
+    with initial_weights(config.seed):
         return build_model(config)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import torch
 
 from sntg.training.arithmetic import full_float32, repeatable, sums_in_order
@@ -31,9 +32,29 @@ def own_randomness(config: Config) -> Iterator[None]:
         sums_in_order() if config.pairs != "half" else nullcontext(),
     ):
         # torch.manual_seed would seed every GPU, and nobody would put the others back.
-        torch.default_generator.manual_seed(config.seed)
+        torch.default_generator.manual_seed(_apart(config.seed))
         if device.type == "cuda":
             torch.cuda.manual_seed(config.seed)
+        yield
+
+
+def _apart(seed: int) -> int:
+    """The training's number. With that of `initial_weights` a CPU's first noise would be the weights once more."""
+    return int(np.random.SeedSequence(seed).generate_state(1)[0])
+
+
+@contextmanager
+def initial_weights(seed: int) -> Iterator[None]:
+    """Inside, the host draws the numbers of a network's seed, whatever else is drawn in the run it belongs to.
+
+    >>> with initial_weights(0):
+    ...     first = torch.rand(())
+    >>> with initial_weights(0):
+    ...     torch.equal(torch.rand(()), first)
+    True
+    """
+    with other_draws(torch.device("cpu")):
+        torch.default_generator.manual_seed(seed)
         yield
 
 
