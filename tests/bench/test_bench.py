@@ -208,7 +208,8 @@ def changed(path, part, key, value):
 
 
 @pytest.mark.parametrize(
-    ("part", "key", "value"), [("provenance", "commit", "another"), ("hardware", "device", "a toaster")]
+    ("part", "key", "value"),
+    [("provenance", "commit", "another"), ("provenance", "source", "another"), ("hardware", "device", "a toaster")],
 )
 def test_figures_of_another_source_or_machine_are_not_mixed_in(part, key, value, stopped, monkeypatch, capsys):
     changed(stopped, part, key, value)

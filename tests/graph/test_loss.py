@@ -153,6 +153,19 @@ def test_fixed_and_knn_graphs_reach_the_loss_through_rows():
     assert_agrees(lambda h: knn(h, rows=rows), h, reference.sntg(h.numpy(), W_knn, pairs))
 
 
+@pytest.mark.parametrize("mode", ["half", "all"])
+@pytest.mark.parametrize("graph", ["hard", "soft", "fixed", "knn"])
+def test_a_compiled_step_of_ones_own_has_the_same_loss_and_gradient(mode, graph):
+    """As one graph: a look at the inputs' values, which may wait for the device, would break it in two."""
+    numbered = {"fixed": lambda: FixedGraph(torch.arange(10) % K), "knn": lambda: KNNGraph.build(features(10, 2), 3)}
+    loss = SNTGLoss(pairs=mode, graph=(numbered | GRAPHS)[graph]())
+    rows = torch.tensor([4, 9, 0, 7, 2, 5]) if graph in numbered else None
+    given = (None, None, rows) if graph in numbered else (teacher(6), some_labels(6))
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    expected = value_and_gradient(lambda h: loss(h, *given), features(6))
+    assert_agrees(lambda h: compiled(h, *given), features(6), [part.numpy() for part in expected])
+
+
 def test_a_pair_with_an_unknown_row_counts_as_zero_but_is_counted():
     h, W = features(6), reference.hard_graph([0, 1, 0, 1, 1, 0])
     known = torch.tensor([True, True, False, True, False, True])

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import warnings
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from sntg.errors import Notice
 from sntg.methods import all_names
 from sntg.training import automatic, resolve
-from sntg.training.automatic import best_engine, best_precision, cpp_compiler
+from sntg.training.automatic import best_engine, best_precision, cpp_compiler, decided
 from sntg.training.engines import ENGINES
 from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
@@ -51,6 +52,16 @@ def test_how_long_a_run_is_decides_what_auto_is(epochs, engine, monkeypatch):
     config = resolve("two-moons", 12, "vat", epochs=epochs)
     with own_randomness(config):
         assert Stack([config]).configs[0].engine == engine
+
+
+def test_that_a_compiler_is_missed_is_said(monkeypatch):
+    monkeypatch.setattr(automatic, "cpp_compiler", lambda: None)
+    with pytest.warns(Notice, match="no C"):
+        assert decided(resolve("two-moons", 12, "vat", device="cpu"), points=6000).engine == "eager"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decided(resolve("two-moons", 12, "vat", device="cpu", epochs=1), points=6000)  # it would not be compiled anyway
+        decided(resolve("two-moons", 12, "pi", device="cpu"), points=6000)
 
 
 def test_a_network_without_convolutions_computes_in_float32_and_says_so():

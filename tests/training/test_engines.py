@@ -298,6 +298,16 @@ def test_a_compiler_that_is_switched_off_is_no_compiled_run(switched_off):
         assert Stack([config]).configs[0].engine == "eager"
 
 
+def test_a_cache_that_cannot_be_is_told_before_the_compiler_loads(monkeypatch, tmp_path):
+    """It would stop half-way loading, and what asks for it next, as VAT does, would meet the half."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setitem(engines.ENGINES, "compiled", lambda step: pytest.fail("it was loaded"))
+    config = resolve("two-moons", 12, "pi", epochs=1, engine="compiled")
+    with own_randomness(config), pytest.warns(SlowerEngine, match="Not a directory"):
+        assert Stack([config]).configs[0].engine == "eager"
+
+
 # --- trial steps leave no trace --------------------------------------------------------------------------------------
 
 ALL = [f"{base}{added}" for base in METHODS for added in ("", "+ent+sntg")]

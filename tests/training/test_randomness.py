@@ -1,9 +1,12 @@
 """A run's random numbers and the way it computes are its own affair: what was set before is set afterwards."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
-from sntg.training import resolve
+from sntg.errors import UsageError
+from sntg.training import resolve, train
 from sntg.training.loop import Stack
 from sntg.training.randomness import initial_weights, other_draws, own_randomness
 
@@ -22,6 +25,26 @@ def test_the_callers_random_numbers_go_on_as_if_nothing_had_been():
     assert torch.equal(torch.cat([first, torch.rand(1)]), expected)
     with own_randomness(make_config(seed=3)):
         assert torch.equal(inside, torch.rand(1))
+
+
+def test_two_threads_do_not_train_at_once():
+    """Each would draw numbers that are the other's, and put switches back that the other needs."""
+    config = make_config(epochs=1)
+    (alone,) = train([config])
+    refused = []
+
+    def meanwhile(records):
+        with ThreadPoolExecutor() as threads, pytest.raises(UsageError, match="another thread of this process trains"):
+            threads.submit(train, [make_config(seed=1, epochs=1)]).result()
+        train([make_config(seed=2, epochs=1)])  # within the same thread one may
+        refused.append(records)
+
+    (undisturbed,) = train([config], meanwhile)
+    assert refused
+    assert undisturbed.history == alone.history
+    with ThreadPoolExecutor() as threads:
+        (elsewhere,) = threads.submit(train, [config]).result()
+    assert elsewhere.history == alone.history
 
 
 @pytest.mark.parametrize("seed", [0, 7])

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from datetime import date
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def made_by(command: str) -> dict[str, str]:
         "command": command,
         "commit": os.environ.get("COMMIT") or _commit(),
         "sntg": sntg.__version__,
+        "source": _source(),
     }
 
 
@@ -33,6 +35,15 @@ def _commit() -> str:
     """The source's; an installed copy may lie in somebody else's repository, which does not know the file."""
     ours = _output("git", "ls-files", Path(__file__).name)
     return _output("git", "describe", "--always", "--dirty") if ours else ""
+
+
+def _source() -> str:
+    """A hash of the package's code: an installed copy has no commit, and a commit may have been changed since."""
+    package = Path(sntg.__file__).parent
+    found = sha256()
+    for file in sorted(package.rglob("*.py")):
+        found.update(f"{file.relative_to(package).as_posix()}\n".encode() + file.read_bytes())
+    return found.hexdigest()[:16]
 
 
 Hardware = dict[str, str | int | None]

@@ -60,7 +60,7 @@ class Results:
 
     def go_on(self, provenance: dict[str, str], hardware: Hardware) -> None:
         """Refuses to go on by another source or on another machine: the figures would not be of one kind."""
-        source = "commit", "sntg"
+        source = "commit", "sntg", "source"
         before = {key: self.provenance.get(key) for key in source} | self.hardware
         now = {key: provenance[key] for key in source} | hardware
         for key in before | now:

@@ -47,7 +47,8 @@ class SNTGLoss(nn.Module):
     rows (n,), the rows' numbers in the training set, only for a kNN or a fixed graph.
 
     `pairs` is "half" (the default, as the reference code), "random" (`n_pairs` of them) or "all".
-    This class checks its inputs' values, which waits for the device; `sntg_loss` is the same without the checks.
+    This class checks its inputs' values, which waits for the device; `sntg_loss` is the same without the checks. So is
+    what `torch.compile` makes of this class: a compiled step cannot stop to look at values.
 
     >>> loss = SNTGLoss(margin=1.0)
     >>> h = torch.tensor([[0.0, 0.0], [1.0, 1.0], [3.0, 3.0], [1.0, 1.5]], requires_grad=True)
@@ -79,10 +80,8 @@ class SNTGLoss(nn.Module):
         labels: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        check_loss_inputs(features, teacher, labels, rows)
-        n_points = getattr(self.graph, "n_points", None)
-        if rows is not None and n_points is not None:
-            _check_rows(rows, n_points)
+        if not torch.compiler.is_compiling():
+            check_loss_inputs(features, teacher, labels, rows, getattr(self.graph, "n_points", None))
         teacher = None if teacher is None else teacher.detach()
         pairs = sample_pairs(features.shape[-2], self.pairs, self.n_pairs, features.device)
         W = self.graph(Nodes(teacher, labels, rows), pairs)
@@ -90,9 +89,13 @@ class SNTGLoss(nn.Module):
 
 
 def check_loss_inputs(
-    features: Tensor, teacher: Tensor | None, labels: Tensor | None = None, rows: Tensor | None = None
+    features: Tensor,
+    teacher: Tensor | None,
+    labels: Tensor | None = None,
+    rows: Tensor | None = None,
+    n_points: int | None = None,
 ) -> None:
-    """Says in one sentence what is wrong with a batch, if anything is."""
+    """Says in one sentence what is wrong with a batch, if anything is. n_points: of the graph, where rows are its."""
     for name, value in {"features": features, "teacher": teacher, "labels": labels, "rows": rows}.items():
         if not isinstance(value, Tensor) and (value is not None or name == "features"):
             raise UsageError(f"{name} must be a tensor, not {type(value).__name__}")
@@ -107,6 +110,8 @@ def check_loss_inputs(
     if rows is not None and (rows.shape != batch or rows.dtype not in WHOLE):
         what = f"{rows.dtype} {tuple(rows.shape)}"
         raise UsageError(f"rows must be {tuple(batch)} whole numbers of training points, not {what}")
+    if rows is not None and n_points is not None:
+        _check_rows(rows, n_points)
     if labels is not None:
         _check_labels(labels, batch, teacher)
 

@@ -32,7 +32,11 @@ def decided(config: Config, points: int) -> Config:
     base = METHODS[parse(config.method).base]
     by_differences = base.name == "vat" and config.xi > 0
     if engine == "auto":
-        engine = best_engine(device, config.method, config.model, config.epochs * steps_an_epoch(config, points))
+        steps = config.epochs * steps_an_epoch(config, points)
+        engine = best_engine(device, config.method, config.model, steps)
+        if engine == "eager" and compiling_pays(config.method, config.model, steps):
+            reason = "there is no C++ compiler here, such as g++"
+            warnings.warn(f"{reason}: with one this run would be compiled, and over sooner", Notice, stacklevel=2)
     if precision == "auto":
         precision = "float32" if by_differences else best_precision(device, config.method)
     if config.model not in CONVOLUTIONAL:
@@ -57,8 +61,16 @@ def best_engine(device: torch.device, method: str, model: str, steps: int) -> st
     """
     if device.type == "cuda":
         return "graph"
-    pays = METHODS[parse(method).base].many_calls and model not in CONVOLUTIONAL and steps >= LONG
-    return "compiled" if pays and cpp_compiler() else "eager"
+    return "compiled" if compiling_pays(method, model, steps) and cpp_compiler() else "eager"
+
+
+def compiling_pays(method: str, model: str, steps: int) -> bool:
+    """Whether a run of so many steps on a CPU is over sooner if it is compiled first.
+
+    >>> compiling_pays("vat", "mlp", 30_000), compiling_pays("vat", "mlp", 100)
+    (True, False)
+    """
+    return METHODS[parse(method).base].many_calls and model not in CONVOLUTIONAL and steps >= LONG
 
 
 def cpp_compiler() -> str | None:

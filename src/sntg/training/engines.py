@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -185,6 +186,10 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
 
 @contextmanager
 def _compiler_settings() -> Iterator[None]:
+    if cache := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        Path(cache).mkdir(
+            parents=True, exist_ok=True
+        )  # else the compiler stops half-way loading, and never loads again
     with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=MOST_STACKS):
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # they are used where the precision says so
         yield

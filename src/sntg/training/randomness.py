@@ -1,13 +1,17 @@
 """A run's own random numbers, and the same bits every time: what a resumed run needs to end where it would have."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
 
+from sntg.errors import UsageError
 from sntg.training.arithmetic import full_float32, repeatable, sums_in_order
 from sntg.training.config import Config
+
+_training = threading.RLock()  # held by the thread that trains; it may begin another run within, as a series does
 
 
 @contextmanager
@@ -25,6 +29,7 @@ def own_randomness(config: Config) -> Iterator[None]:
     """
     device = torch.device(config.device)
     with (
+        _the_only_thread(),
         torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
         other_draws(device),
         repeatable(),
@@ -36,6 +41,20 @@ def own_randomness(config: Config) -> Iterator[None]:
         if device.type == "cuda":
             torch.cuda.manual_seed(config.seed)
         yield
+
+
+@contextmanager
+def _the_only_thread() -> Iterator[None]:
+    """What PyTorch draws and how it computes is the process's: two threads would take turns at it, unseen."""
+    if not _training.acquire(blocking=False):
+        raise UsageError(
+            "another thread of this process trains, and the two would draw each other's random numbers: begin when it"
+            " is done, or in a process of its own"
+        )
+    try:
+        yield
+    finally:
+        _training.release()
 
 
 def _apart(seed: int) -> int:
