@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import runpy
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,14 @@ def project_files() -> Iterator[Path]:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts and path != Path(__file__).resolve():
                 yield path
+
+
+def test_every_mutant_still_breaks_something_that_is_there() -> None:
+    mutants = runpy.run_path(str(ROOT / "tests" / "mutants.py"))["MUTANTS"]
+    source, tests = ROOT / "src" / "sntg", ROOT / "tests"
+    assert not [name for _, names in mutants for name in names.split() if not (tests / name).exists()]
+    for (file, _), changes in mutants.items():
+        assert not [text for text, _ in changes if (source / file).read_text().count(text) != 1], file
 
 
 def test_every_constraint_is_one_exact_version() -> None:

@@ -170,6 +170,20 @@ def test_where_figures_come_from_is_told_without_a_place_on_the_machine(monkeypa
     assert str(Path.home()) not in json.dumps(told)
 
 
+def test_an_installed_copy_is_told_by_its_code(monkeypatch, tmp_path):
+    for name, text in (("__init__.py", ""), ("a/b.py", "1"), ("a/notes.txt", "any")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(provenance.sntg, "__file__", str(tmp_path / "__init__.py"))
+    source = made_by("sntg bench")["source"]
+    (tmp_path / "a/notes.txt").write_text("other")
+    assert made_by("sntg bench")["source"] == source
+    (tmp_path / "a/b.py").write_text("2")
+    changed = made_by("sntg bench")["source"]
+    (tmp_path / "a/b.py").rename(tmp_path / "a/c.py")
+    assert len({source, changed, made_by("sntg bench")["source"]}) == 3
+
+
 def test_without_git_there_is_no_commit(monkeypatch):
     monkeypatch.delenv("COMMIT", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)

@@ -1,11 +1,13 @@
 """A run's random numbers and the way it computes are its own affair: what was set before is set afterwards."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from sntg.errors import UsageError
+from sntg.models.noise import GaussianNoise
 from sntg.training import resolve, train
 from sntg.training.loop import Stack
 from sntg.training.randomness import initial_weights, other_draws, own_randomness
@@ -56,8 +58,48 @@ def test_a_run_draws_other_numbers_than_its_initial_weights(seed):
         torch.randperm(6000)
         noise = torch.randn(20_000)
     assert torch.isin(weights, noise).float().mean() < 0.01
+    caller = torch.get_rng_state()
     with initial_weights(seed):
         assert torch.equal(torch.randn(20_000), weights)
+    assert torch.equal(torch.get_rng_state(), caller)
+
+
+@pytest.mark.parametrize("seeds", [(0,), (7, 0)], ids=str)
+def test_the_first_noise_is_not_the_weights(seeds, monkeypatch):
+    """It once was in part, and made the data-dependent initialisation come out too small."""
+    draws, draw = [], GaussianNoise.draw
+
+    def seen(noise, x):
+        draws.append(draw(noise, x))
+        return draws[-1]
+
+    monkeypatch.setattr(GaussianNoise, "draw", seen)
+    configs = [make_config(seed=seed, epochs=1) for seed in seeds]
+    with own_randomness(configs[0]):
+        runs = Stack(configs)
+    noise = torch.cat([drawn.flatten() for drawn in draws])
+    for name, V in runs.model.named_parameters():
+        if name.endswith("V"):
+            # V is 0.05 times a draw, to rounding; in steps of 1e-6 about one in a hundred is another draw by chance.
+            assert torch.isin((V / 0.05 * 1e6).round(), (noise * 1e6).round()).float().mean() < 0.1, name
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
+def test_a_forked_process_may_train_while_a_thread_of_its_parent_does():
+    """It has none of its parent's threads, so nobody there draws its numbers."""
+
+    def train_in_a_child():
+        child = os.fork()
+        if child == 0:
+            try:
+                with own_randomness(make_config()):
+                    os._exit(0)
+            finally:
+                os._exit(1)
+        return os.waitpid(child, 0)[1]
+
+    with own_randomness(make_config()), ThreadPoolExecutor() as threads:
+        assert threads.submit(train_in_a_child).result() == 0
 
 
 def test_the_generators_of_other_devices_are_left_alone(monkeypatch):

@@ -1,4 +1,4 @@
-"""How PyTorch computes while a run trains: the same bits every time, and float32 in full, though its caller's is not.
+"""How PyTorch computes while a run trains, whatever its caller lets it: the same bits every time, and float32 in full.
 
 All of it are switches of the whole process, which are put back afterwards.
 """
@@ -61,7 +61,8 @@ def full_float32(tf32_convolutions: bool) -> Iterator[None]:
     """Inside, products of float32 numbers are computed in float32; those of a GPU's convolutions in TF32 if wanted.
 
     PyTorch has two sets of switches for it, and refuses to tell what the older ones say where the newer ones disagree.
-    Its compiler asks both. So both are set, to the same.
+    Its compiler asks both. So both are set, to the same. (Afterwards all say what they said before; but convolutions no
+    more follow a general switch that changes later, where PyTorch does not tell that they did.)
 
     >>> torch.set_float32_matmul_precision("medium")
     >>> with full_float32(tf32_convolutions=False):
@@ -75,7 +76,7 @@ def full_float32(tf32_convolutions: bool) -> Iterator[None]:
     convolutions = cudnn.conv, cudnn.rnn  # the older switch is for both
     products = BACKENDS.cuda.matmul, mkldnn.matmul, mkldnn.conv
     # A switch that says nothing follows the general ones. While those say nothing either, that of each product tells
-    # what is its own: put back, it follows as it did. (Of convolutions some versions do not tell whether they follow.)
+    # what is its own: put back, it follows as it did.
     before = _set(convolutions, FULL) + _set((BACKENDS, cudnn), UNSAID) + _set(products, FULL)
     matmul, allow_tf32 = torch.get_float32_matmul_precision(), _allows_tf32()
     try:

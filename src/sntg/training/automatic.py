@@ -35,7 +35,7 @@ def decided(config: Config, points: int) -> Config:
         steps = config.epochs * steps_an_epoch(config, points)
         engine = best_engine(device, config.method, config.model, steps)
         if engine == "eager" and compiling_pays(config.method, config.model, steps):
-            reason = "there is no C++ compiler here, such as g++"
+            reason = "there is no C++ compiler here"
             warnings.warn(f"{reason}: with one this run would be compiled, and over sooner", Notice, stacklevel=2)
     if precision == "auto":
         precision = "float32" if by_differences else best_precision(device, config.method)

@@ -187,9 +187,8 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
 @contextmanager
 def _compiler_settings() -> Iterator[None]:
     if cache := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
-        Path(cache).mkdir(
-            parents=True, exist_ok=True
-        )  # else the compiler stops half-way loading, and never loads again
+        # Else the compiler would stop half-way through loading, and never load again.
+        Path(cache).mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=MOST_STACKS):
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # they are used where the precision says so
         yield

@@ -1,5 +1,6 @@
 """A run's own random numbers, and the same bits every time: what a resumed run needs to end where it would have."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,7 +12,9 @@ from sntg.errors import UsageError
 from sntg.training.arithmetic import full_float32, repeatable, sums_in_order
 from sntg.training.config import Config
 
-_training = threading.RLock()  # held by the thread that trains; it may begin another run within, as a series does
+# What the thread that trains holds; it may begin another run within, as a series does. By process, as a forked one has
+# none of its parent's threads.
+_training: dict[int, threading.RLock] = {}
 
 
 @contextmanager
@@ -46,7 +49,8 @@ def own_randomness(config: Config) -> Iterator[None]:
 @contextmanager
 def _the_only_thread() -> Iterator[None]:
     """What PyTorch draws and how it computes is the process's: two threads would take turns at it, unseen."""
-    if not _training.acquire(blocking=False):
+    ours = _training.setdefault(os.getpid(), threading.RLock())
+    if not ours.acquire(blocking=False):
         raise UsageError(
             "another thread of this process trains, and the two would draw each other's random numbers: begin when it"
             " is done, or in a process of its own"
@@ -54,11 +58,11 @@ def _the_only_thread() -> Iterator[None]:
     try:
         yield
     finally:
-        _training.release()
+        ours.release()
 
 
 def _apart(seed: int) -> int:
-    """The training's number. With that of `initial_weights` a CPU's first noise would be the weights once more."""
+    """What seeds the training. The weights' seed would make a CPU's first noise the weights once more."""
     return int(np.random.SeedSequence(seed).generate_state(1)[0])
 
 
