@@ -87,13 +87,17 @@ def test_float32_is_float32_whatever_was_set_before(caller, tf32, caller_setting
 def test_products_follow_what_the_caller_says_in_general_as_if_there_had_been_no_run(
     general, before, after, caller_settings
 ):
+    products = b.cuda.matmul, b.mkldnn.matmul, b.mkldnn.conv
+
     def products_follow(run_between):
+        for place in products:
+            place.fp32_precision = "none"
         general.fp32_precision = before
         if run_between:
             with full_float32(tf32_convolutions=False):
                 pass
         general.fp32_precision = after
-        return [place.fp32_precision for place in (b.cuda.matmul, b.mkldnn.matmul, b.mkldnn.conv)]
+        return [place.fp32_precision for place in products]
 
     expected = products_follow(run_between=False)
     assert after in expected
