@@ -58,6 +58,7 @@ def test_a_run_draws_other_numbers_than_its_initial_weights(seed):
         torch.randperm(6000)
         noise = torch.randn(20_000)
     assert torch.isin(weights, noise).float().mean() < 0.01
+    torch.rand(3)
     caller = torch.get_rng_state()
     with initial_weights(seed):
         assert torch.equal(torch.randn(20_000), weights)
