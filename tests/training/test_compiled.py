@@ -27,39 +27,40 @@ EVERY += ["supervised+ent+sntg", "pi+ent+sntg", "tempens+ent+sntg", "mt+ent+sntg
 SAME_DRAWS = torch.__version__ >= (2, 13)
 
 
-def fifty_steps(config, perturbed=False):
+def fifty_steps(config, twin=None):
     """Where 50 steps lead, and from where.
 
-    perturbed: every weight begins one unit in the last place higher.
+    twin: the number of a run whose weights begin 1e-7 of their size away, where rounding has them as well.
     """
     with own_randomness(config):
         runs = Stack([config])
         assert runs.configs[0].engine == config.engine
         theta = runs.optimiser.theta
         start = theta.clone()
-        if perturbed:
-            theta.copy_(torch.nextafter(theta, torch.full_like(theta, torch.inf)))
+        if twin is not None:
+            theta.mul_(1 + 1e-7 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(twin)))
         for _ in range(50):
             runs.advance()
     return runs, start
 
 
-def assert_compiled_is_eager(method, chaotic=False, drift=1e-5, **settings):
-    """drift: how far the engines may part, of the weights' norm.
+def assert_compiled_is_eager(method, **settings):
+    """They part no further than rounding takes eager runs apart.
 
-    chaotic: training takes a rounding error far, whoever computes; so far and some more may the engines part."""
+    That is mostly 1e-7 of the weights' norm, but 1e-3 and more where it moves a point across a border between classes,
+    or a distance across the margin.
+    """
     config = make_config(method, noise=0.0, **settings)
     eager, start = fifty_steps(config)
     compiled, same_start = fifty_steps(replace(config, engine="compiled"))
     assert torch.equal(start, same_start)
     ours, theirs = compiled.optimiser.theta, eager.optimiser.theta
-    drift *= theirs.norm()
-    if chaotic:
-        drift = 20 * (fifty_steps(config, perturbed=True)[0].optimiser.theta - theirs).norm()
-        assert drift < 0.01 * theirs.norm()
-    assert (theirs - start).norm() > 1e-3 * theirs.norm()
-    assert (ours - theirs).norm() < drift
-    if not chaotic:
+    norm = theirs.norm()
+    parted = max((fifty_steps(config, twin)[0].optimiser.theta - theirs).norm() for twin in range(8))
+    assert parted < 0.01 * norm
+    assert (theirs - start).norm() > 1e-3 * norm
+    assert (ours - theirs).norm() < 1e-5 * norm + 3 * parted
+    if parted < 1e-5 * norm:
         assert_same_report(compiled, eager)
     assert_every_step_is_eager(compiled, config)
 
@@ -117,8 +118,7 @@ def test_compiled_training_is_eager_training_for_every_method(method):
         ("pi+sntg", {"graph": "soft"}),
         ("pi+sntg", {"graph": "soft", "graph_labels": "teacher"}),
         ("sntg", {"graph": "knn"}),
-        # Rounding decides where it goes at one place: of 12 eager runs begun 1e-7 apart, 4 end 9e-5 from the others.
-        ("vat", {"xi": 0.1, "power_iterations": 2, "drift": 2e-4}),
+        ("vat", {"xi": 0.1, "power_iterations": 2}),
         ("vat+sntg", {"graph_features": "perturbed"}),
         ("pi", {"ramp_up": 5, "ramp_down": 5, "stepwise": True, "early_epochs": 2, "early_momentum": 0.9}),
     ],
@@ -133,7 +133,7 @@ def test_compiled_training_is_eager_training_in_every_variant(method, settings):
 @pytest.mark.slow
 def test_compiled_training_parts_from_eager_training_no_faster_than_rounding_does():
     """The entropy alone drives every point to a class of its own, and any difference with it."""
-    assert_compiled_is_eager("supervised+ent", chaotic=True)
+    assert_compiled_is_eager("supervised+ent")
 
 
 @pytest.mark.slow
@@ -349,7 +349,8 @@ def test_every_compiled_method_goes_on_to_the_same_bits(method, stop):
 )
 def test_compiled_steps_on_images_draw_masks_places_and_flips_anew(drawn):
     """Each alone; with none of them the step depends on no random number."""
-    runs = Compiled(resolve("digits", 20, "pi", engine="compiled", **(IMAGES | drawn)))
+    # Half of the rows labelled: where a batch has none, Pi's branches agree, and nothing hangs on a flip.
+    runs = Compiled(resolve("digits", 600, "pi", engine="compiled", **(IMAGES | drawn)))
     before = torch.cat([runs.state[name].flatten() for name, _ in named(runs.runs)])
     first, again, other = runs.step(1), runs.step(1), runs.step(2)
     assert not torch.equal(first, before)
