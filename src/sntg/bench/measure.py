@@ -16,6 +16,7 @@ from sntg.bench.counting import count
 from sntg.bench.starting import Start, begin, compiler_cache, environment, kept_bytecode, start_anew
 from sntg.bench.timing import EVALUATIONS, UNMEASURED, block_length, matrix_rate, seconds, take_turns
 from sntg.training import Inputs, Stack
+from sntg.training.compiler import name_cache
 from sntg.training.randomness import own_randomness
 
 GIB = 2**30
@@ -76,6 +77,7 @@ class Bench:
 
     def __init__(self, device: str, steps: int | None = None, rates: Mapping[str, float] | None = None) -> None:
         # Now, whether or not the first case needs it: `release` could do nothing with what Ctrl-C has left half loaded.
+        name_cache()
         importlib.import_module("torch._dynamo")
         self.name, self.device = device, torch.device(device)
         self.steps = steps

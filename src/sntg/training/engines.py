@@ -9,29 +9,26 @@ weights, the place in the data) is a tensor on the device. So whoever executes t
 """
 
 import gc
-import getpass
 import os
 import re
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sntg.errors import Notice
+from sntg.training.compiler import make_cache, name_cache
 from sntg.training.leftovers import compiling
 from sntg.training.stopping import stop_if_asked
 
 Run = Callable[[], None]
 CPU = torch.device("cpu")
 WARM_UP = 3  # steps before the recording: they compile, choose algorithms and allocate, which a recording must not
-CACHE = "TORCHINDUCTOR_CACHE_DIR"  # PyTorch's name for the variable
 MOST_STACKS = 256  # of one process; their steps have the same code, so each counts as a recompilation of the first
 
 
@@ -169,7 +166,7 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
     >>> start_engine("eager", step, undo=lambda: None)[0]
     'eager'
     """
-    _name_cache()
+    name_cache()
     try:
         with _compiler_settings() if name != "eager" else nullcontext():  # eager must do where no compiler even loads
             run = ENGINES[name](step)
@@ -190,24 +187,10 @@ def start_engine(name: str, step: Step, undo: Callable[[], None]) -> tuple[str, 
 
 @contextmanager
 def _compiler_settings() -> Iterator[None]:
-    # Where it cannot be, the compiler would stop half-way through loading, and never load again.
-    Path(os.environ[CACHE]).mkdir(parents=True, exist_ok=True)
+    make_cache()
     with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=MOST_STACKS):
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # they are used where the precision says so
         yield
-
-
-def _name_cache() -> None:
-    """Says where the compiler keeps what it has compiled: where it would by itself, in a folder by the user's name.
-
-    Some users have none, in containers, and before PyTorch 2.13 the compiler then does not load: not even the half of
-    it that an eager run loads for VAT's derivatives.
-    """
-    try:
-        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    except (KeyError, OSError):
-        user = f"uid_{os.getuid()}"
-    os.environ.setdefault(CACHE, str(Path(tempfile.gettempdir(), f"torchinductor_{user}")))
 
 
 def _reason(e: Exception) -> str:
