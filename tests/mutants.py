@@ -317,6 +317,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
             "if self.first_rows and self.shared",
             "if False and self.shared",
         ),  # the first of two batches has the shared noise
+        ("x.shape[:rows].numel() == 1", "False"),  # else the mask is laid out in another way
     ],
     ("models/layers.py", "models/test_linearised.py"): [
         ("scale * (t - self.batch_mean(t) - unit", "scale * (t - unit"),

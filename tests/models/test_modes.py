@@ -192,18 +192,29 @@ def test_of_two_batches_each_run_of_a_stack_has_its_own():
         np.testing.assert_allclose(together.running_mean[run], module.running_mean, rtol=1e-10)
 
 
+@pytest.mark.parametrize("runs", [1, 2])
 @pytest.mark.parametrize("noise", [N.GaussianNoise(0.5), N.Dropout(0.5)], ids=["Gaussian", "dropout"])
-def test_of_two_batches_the_first_sees_the_noise_that_is_shared(noise):
-    x, few = torch.ones(2, 30, 4), torch.ones(2, 30, 4)
+def test_of_two_batches_the_first_sees_the_noise_that_is_shared(noise, runs):
+    x, few = torch.ones(runs, 30, 4), torch.ones(runs, 20, 4)
     with shared_noise(noise):
         shared = noise(x)
         with two_batches(noise, 30):
-            first, second = (noise(torch.cat([x, few], 1)).split(30, 1) for _ in range(2))
+            first, second = (noise(torch.cat([x, few], 1)).split([30, 20], 1) for _ in range(2))
         assert torch.equal(noise(x), shared)
     assert torch.equal(first[0], shared)
     assert torch.equal(second[0], shared)
-    assert not torch.equal(first[1], shared)  # the labelled rows' is their own
+    assert not torch.equal(first[1], shared[:, :20])  # the labelled rows' is their own
     assert not torch.equal(first[1], second[1])
+
+
+def test_of_two_batches_a_mask_is_laid_out_as_the_images(monkeypatch):
+    """A GPU's kernels read channels-last images, and would copy a mask that is anything else."""
+    monkeypatch.setattr(N.Dropout, "draw", lambda self, x: torch.ones_like(x))  # as on a GPU
+    noise, images = N.Dropout(0.5), torch.ones(1, 5, 4, 6, 8).permute(0, 1, 4, 2, 3)
+    with shared_noise(noise):
+        noise.drawn(images[:, :3])
+        with two_batches(noise, 3):
+            assert noise.drawn(images).stride() == images.stride()
 
 
 # --- running statistics estimated from batches -----------------------------------------------------------------------

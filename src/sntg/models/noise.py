@@ -29,13 +29,18 @@ class Perturbation(nn.Module):
         if not self.sharing:
             return self.draw(x)
         if self.first_rows and self.shared is not None and self.shared.shape != x.shape:
-            drawn = self.draw(x)
-            rows = next(axis for axis in range(x.ndim) if x.shape[axis] != self.shared.shape[axis])
-            drawn.narrow(rows, 0, self.first_rows).copy_(self.shared)
-            return drawn
+            return self._with_own_rows(x, self.shared)
         if self.shared is None or self.shared.shape != x.shape:
             self.shared = self.draw(x)
         return self.shared
+
+    def _with_own_rows(self, x: Tensor, shared: Tensor) -> Tensor:
+        """The shared draw for the first rows of x, and one of their own for the others."""
+        rows = next(axis for axis in range(x.ndim) if x.shape[axis] != shared.shape[axis])
+        own = self.draw(x.narrow(rows, self.first_rows, x.shape[rows] - self.first_rows))
+        if x.shape[:rows].numel() == 1:  # `cat` keeps the layout of images that have no axes before their rows
+            shared, own, rows = shared.flatten(0, rows), own.flatten(0, rows), 0
+        return torch.cat([shared, own], rows).reshape(x.shape)
 
 
 class GaussianNoise(Perturbation):
