@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-GPU, CPU = "2026-11-17-nvidia-h200-4.json", "2026-11-19-amd-epyc.json"
+GPU, CPU = "2026-11-19-nvidia-h200.json", "2026-11-19-amd-epyc.json"
 STEPS = 500  # what the targets of an epoch are counted in
 # What was wanted of a step, in ms: to be met, and hoped for.
 TARGETS = {

@@ -51,14 +51,14 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--steps", type=int, default=250)
     given = parser.parse_args()
-    found = []
+    sizes = {"images": given.images, "steps_a_block": given.steps}
+    where = {"hardware": hardware(default_device())}
+    found: list[dict[str, Any]] = []
     for method in given.methods:
         found.append(compare(method, given.images, given.steps))
         print(method, {s: f"{median(ms):.2f} ms" for s, ms in found[-1]["ms_per_step"].items()}, flush=True)
+        save({"name": "streamed training images", **sizes, **where, "found": found}, given.out)
         release(torch.device(default_device()))
-    sizes = {"images": given.images, "steps_a_block": given.steps}
-    where = {"hardware": hardware(default_device())}
-    save({"name": "streamed training images", **sizes, **where, "found": found}, given.out)
 
 
 if __name__ == "__main__":
