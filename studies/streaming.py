@@ -1,9 +1,9 @@
 """What it costs to stream the training images from the host's memory, as a run does where they do not fit on the GPU.
 
-    python studies/streaming.py --out FILE [--methods pi+sntg ...] [--images 50000] [--steps 250]
+    python studies/streaming.py --out FILE [--methods pi+sntg ...] [--images 50000] [--steps 500]
 
 Two runs of each method, on random images of CIFAR-10's shape: one has them on the device, one streams them. They take
-turns, in blocks of so many steps, long enough that the rows are shuffled anew within some of them.
+turns, in blocks of so many steps: an epoch, so that the rows are shuffled anew once in each.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--methods", nargs="+", default=["pi+sntg", "tempens+sntg", "vat+ent+sntg"])
     parser.add_argument("--images", type=int, default=50_000)
-    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--steps", type=int, default=500)
     given = parser.parse_args()
     sizes = {"images": given.images, "steps_a_block": given.steps}
     where = {"hardware": hardware(default_device())}

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
+from sntg.compiler import name_cache
 from sntg.errors import UsageError
 from sntg.losses import consistency_kl
 from sntg.models import Linearised, differentiated
@@ -55,6 +56,8 @@ def adversarial_direction(
     """
     if power_iterations < 0 or (xi is not None and not xi > 0):
         raise UsageError(f"power_iterations = {power_iterations} must not be negative, and xi = {xi} above 0 or None")
+    if not torch.compiler.is_compiling():
+        name_cache()  # PyTorch's derivatives load a part of its compiler
     if linearised is None:
         linearised = differentiated(predict, x)
     d = torch.randn(x.shape, dtype=x.dtype, device=x.device)

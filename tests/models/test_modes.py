@@ -208,7 +208,8 @@ def test_of_two_batches_the_first_sees_the_noise_that_is_shared(noise, runs):
 
 
 def test_of_two_batches_a_mask_is_laid_out_as_the_images(monkeypatch):
-    """A GPU's kernels read channels-last images, and would copy a mask that is anything else."""
+    """A GPU's kernels read channels-last images, and would copy a mask that is anything else. (What layout a compiled
+    step gives it only a GPU can show; benchmarks/results/profiles/masks.txt has what it cost.)"""
     monkeypatch.setattr(N.Dropout, "draw", lambda self, x: torch.ones_like(x))  # as on a GPU
     noise, images = N.Dropout(0.5), torch.ones(1, 5, 4, 6, 8).permute(0, 1, 4, 2, 3)
     with shared_noise(noise):

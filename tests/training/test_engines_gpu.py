@@ -746,7 +746,7 @@ def test_on_a_gpu_auto_is_a_recording_in_the_gpus_best_precision(method, precisi
     with own_randomness(config):
         (decided,) = Stack([config], [make_inputs()]).configs
     assert decided.engine == "graph"
-    assert decided.precision == (precision if torch.cuda.is_bf16_supported() else "float32")
+    assert decided.precision == (precision if torch.cuda.is_bf16_supported(including_emulation=False) else "float32")
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ from sntg.bench.cases import IMAGES, SNTG, Case, Group, automatic, config_of, ep
 from sntg.bench.counting import count
 from sntg.bench.starting import Start, begin, compiler_cache, environment, kept_bytecode, start_anew
 from sntg.bench.timing import EVALUATIONS, UNMEASURED, block_length, matrix_rate, seconds, take_turns
+from sntg.compiler import name_cache
 from sntg.training import Inputs, Stack
-from sntg.training.compiler import name_cache
 from sntg.training.randomness import own_randomness
 
 GIB = 2**30

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sntg.compiler import make_cache, name_cache
 from sntg.errors import Notice
-from sntg.training.compiler import make_cache, name_cache
 from sntg.training.leftovers import compiling
 from sntg.training.stopping import stop_if_asked
 

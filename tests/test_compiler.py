@@ -8,8 +8,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
-from sntg.training.compiler import CACHE, make_cache, name_cache
+from sntg.adversarial import adversarial_direction
+from sntg.compiler import CACHE, make_cache, name_cache
 from sntg.training.engines import Step, start_engine
 
 NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # of a user, in the order in which they are asked for
@@ -82,6 +84,12 @@ def test_a_user_without_a_name_is_named_before_anything_runs(monkeypatch):
     start_eager()
     assert getpass.getuser() == "uid_4000000000"
     assert default().name == "torchinductor_uid_4000000000"
+
+
+def test_so_is_one_who_asks_for_vats_direction_alone(monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000, raising=False)
+    adversarial_direction(lambda x: x, torch.zeros(1, 2))
+    assert getpass.getuser() == "uid_4000000000"
 
 
 def test_a_name_is_left_alone(monkeypatch):
