@@ -174,6 +174,12 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("training/engines.py", "training/test_compiled.py"): [
         ('if step.device.type == "cpu":', "if False:"),  # random numbers of the compiler's own
     ],
+    ("training/inputs.py", "training/test_resume.py"): [
+        ('config.split_hash not in ("", split.content_hash)', "False"),  # other labels than it began with
+    ],
+    ("training/graphs.py", "training/test_graphs.py"): [
+        ('return {"classes": term.graph.classes} if term', "return {} if term"),  # the graph it began with
+    ],
     ("training/run.py", "training/test_series.py"): [
         ("(real.parent / SERIES).exists()", "False"),  # one seed of a pass would begin anew
     ],

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -229,6 +230,11 @@ def test_figures_of_another_source_or_machine_are_not_mixed_in(part, key, value,
         ("ms_per_step", "fast"),
         ("rounds_ms", [0, 1]),
         ("run_steps", None),
+        ("ms_per_step", -1.0),
+        ("ms_per_step", math.nan),
+        ("evaluation_s", 1e308),
+        ("operations", 10**400),
+        ("rounds_ms", [1.0, -1.0]),
     ],
 )
 def test_rows_that_no_bench_wrote_are_refused_before_anything_is_measured(key, value, stopped, monkeypatch, capsys):
@@ -286,6 +292,7 @@ def written(provenance, **parts):
         (written({"command": "sntg bench --device cpu"}, hardware=None), "holds no results"),
         (written({"command": "sntg bench --device cpu"}, matrix_product=[1]), "holds no results"),
         (written({"command": "sntg bench --device cpu"}, matrix_product={"float32": "x"}), "holds no results"),
+        (written({"command": "sntg bench --device cpu"}, matrix_product={"float32": 0.0}), "holds no results"),
         (written({"command": "sntg bench --device cpu"}, overheads=None), "holds no results"),
         (written({"command": "sntg bench --device cpu"}, overheads=[{"a": 1}]), "holds no results"),
         (written({"command": "sntg bench --device cpu"}, complete="no"), "holds no results"),
@@ -298,6 +305,21 @@ def test_what_is_no_stopped_bench_is_refused(content, problem, monkeypatch, caps
         (tmp_path / "results.json").write_text(content)
     assert call(monkeypatch, "--resume", "results.json") == 2
     assert problem in capsys.readouterr().err
+
+
+def test_a_row_that_is_there_twice_is_refused(stopped, monkeypatch, capsys):
+    found = json.loads(stopped.read_text())
+    stopped.write_text(json.dumps(found | {"rows": found["rows"] * 2}))
+    monkeypatch.setattr(Bench, "measure", None)
+    assert call(monkeypatch, "--resume", stopped) == 2
+    assert "holds no results of this version" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--methods", "--engines", "--precisions"])
+def test_no_name_at_all_is_not_every_name(option, monkeypatch, capsys):
+    monkeypatch.setattr(Bench, "measure", None)
+    assert call(monkeypatch, option, "") == 2
+    assert f"unknown {option.removeprefix('--').removesuffix('s')} ''" in capsys.readouterr().err
 
 
 def test_a_resumed_bench_takes_no_other_choice(stopped, monkeypatch, capsys):

@@ -46,8 +46,9 @@ def test_python_m_sntg_trains_into_a_folder(tmp_path):
     assert files(tmp_path / "RUN") == FINISHED
     config = json.loads((tmp_path / "RUN/config.json").read_text())
     written = {"data_hash": sntg.load_dataset("two-moons", 4).content_hash, "overridden": SET_OR_SCALED}
-    written |= {"engine": "eager", "precision": "float32"}
-    assert config == resolve("two-moons", 12, "pi", seed=4, epochs=2, batch=1000).as_dict() | written
+    asked_for = resolve("two-moons", 12, "pi", seed=4, epochs=2, batch=1000)
+    written |= {"split_hash": sntg.load_inputs(asked_for).split.content_hash, "engine": "eager", "precision": "float32"}
+    assert config == asked_for.as_dict() | written
     last = json.loads((tmp_path / "RUN/metrics.jsonl").read_text().splitlines()[-1])
     assert done.stdout == (
         f"pi on two-moons, 12 labels, seed 4: {last['error']:.2f} % error on 6000 test points "

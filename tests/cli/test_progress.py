@@ -7,6 +7,7 @@ import pytest
 import torch
 from command_line import HOW, QUICK, train
 from rich.console import Console
+from rich.progress import Progress
 
 from sntg import terminal
 from sntg.cli import progress
@@ -61,8 +62,10 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left(tmp_path, monkeypatch, 
 
 
 def test_on_a_terminal_the_losses_are_shown_within_an_epoch_too(tmp_path, monkeypatch):
-    """One epoch: what is shown before its end can only be the losses so far."""
-    screen = StringIO()
+    """One epoch: what is shown before its end can only be the losses so far. Each is painted at once: a fast run may
+    be over before the bar paints itself anew."""
+    screen, update = StringIO(), Progress.update
+    monkeypatch.setattr(Progress, "update", lambda bar, *task, **to: update(bar, *task, refresh=True, **to))
     monkeypatch.setattr(progress, "Console", lambda **options: Console(file=screen, force_terminal=True, width=150))
     monkeypatch.setattr(progress, "GLANCE", 0.0)
     monkeypatch.setattr(progress, "describe", lambda records: "done")

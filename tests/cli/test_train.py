@@ -137,6 +137,16 @@ def test_an_engine_that_does_not_work_is_told_in_a_sentence(cli, tmp_path, monke
     assert json.loads((tmp_path / "RUN/config.json").read_text())["engine"] == "eager"
 
 
+def test_what_every_seed_of_a_series_finds_is_told_once(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main puts its own in
+    monkeypatch.setitem(engines.ENGINES, "compiled", lambda step: 1 / 0)
+    small = ["--set", "epochs=1", "--set", "epoch_steps=1", "--engine", "compiled"]
+    for folder in ("ONE", "OTHER"):  # and by the next command anew
+        code, _, err = cli("train", "digits", "--labels", "20", *small, "--seeds", "0-1", "--out", tmp_path / folder)
+        assert code == 0
+        assert err.count("the compiled engine does not work here") == 1
+
+
 def test_several_seeds_make_a_series_with_a_line_for_each_and_their_mean(cli, tmp_path):
     code, out, err = cli(*train(tmp_path / "RUN", *QUICK, "--seeds", "4,2"))
     assert code == 0

@@ -419,7 +419,7 @@ def test_every_setting_is_checked_somehow():
     """A number without bounds, or a word without choices, would let nonsense through."""
     elsewhere = {"dataset", "labels", "method", "device", "pairs", "n_pairs", "margin", "temperature"}
     paths = {"data", "split_file", "fixed_from"}
-    written_by_the_run = {"overridden", "data_hash"}
+    written_by_the_run = {"overridden", "data_hash", "split_hash"}
     unchecked = set(TYPES) - set(BOUNDS) - set(CHOICES) - elsewhere - paths - written_by_the_run
     assert {TYPES[key] for key in unchecked} == {bool}
 

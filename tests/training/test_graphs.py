@@ -8,10 +8,11 @@ import torch
 
 from sntg.errors import UsageError
 from sntg.graph import HardGraph, SoftGraph
-from sntg.training import RunFolder, loop, resolve, run, train
+from sntg.training import RunFolder, Stack, load, loop, resolve, run, train
 from sntg.training.graphs import SAME_SPLIT, build_graph, check_graph, check_same_split
 from sntg.training.inputs import load_inputs
 from sntg.training.metrics import EpochLog
+from sntg.training.randomness import own_randomness
 
 QUICK = {"epochs": 2, "batch": 1000, "lr": 1e-3, "noise": 0.08, "w_max": 100.0, "k": 0.4}
 QUICK |= {"ramp_up": 0, "ramp_down": 0, "graph_start": 0, "graph_ramp": 0}
@@ -89,6 +90,22 @@ def test_a_fixed_graph_is_what_an_earlier_run_predicts_for_each_runs_points(tmp_
             classes = torch.where(trained.labels >= 0, trained.labels, classes)
         for i, j, W in steps:
             assert torch.equal(W[number], (classes[i[number]] == classes[j[number]]).float())
+
+
+def test_a_run_goes_on_with_the_fixed_graph_it_began_with_though_the_earlier_run_is_another_by_now(tmp_path):
+    earlier_run(tmp_path / "earlier")
+    config = quick("pi+sntg", graph="fixed", fixed_from=str(tmp_path / "earlier"), graph_labels="teacher")
+    with own_randomness(config):
+        runs = Stack([config])
+        state = {name: tensor.clone() for name, tensor in runs.state().items()}
+        changed = load(tmp_path / "earlier")
+        changed.output.b.data += torch.tensor([9.0, -9.0])
+        RunFolder(tmp_path / "earlier").save_model(changed)
+        later = Stack([config])
+        assert not torch.equal(later.state()["graph/classes"], state["graph/classes"])
+        later.load_state(state, [[]])
+        assert torch.equal(later.state()["graph/classes"], state["graph/classes"])
+        later.load_state({name: t for name, t in state.items() if not name.startswith("graph/")}, [[]])  # an older one
 
 
 def test_a_fixed_graph_from_another_dataset_is_refused(tmp_path):

@@ -161,11 +161,10 @@ def test_a_run_into_a_folder_is_the_stack_of_one(tmp_path):
 def test_each_run_of_a_stack_is_returned_with_its_own_settings_and_history():
     configs = [quick(seed=2, lr=0.01), quick(seed=1, lr=0.02)]
     runs = train(configs)
-    hashes = [load_dataset("two-moons", config.seed).content_hash for config in configs]
+    inputs = [loop.load_inputs(config) for config in configs]
+    hashes = [{"data_hash": i.data.content_hash, "split_hash": i.split.content_hash} for i in inputs]
     decided = {"engine": "eager", "precision": "float32"}
-    assert [r.config for r in runs] == [
-        replace(c, data_hash=h, **decided) for c, h in zip(configs, hashes, strict=True)
-    ]
+    assert [r.config for r in runs] == [replace(c, **h, **decided) for c, h in zip(configs, hashes, strict=True)]
     for trained, config in zip(runs, configs, strict=True):
         assert [record["epoch"] for record in trained.history] == [1, 2]
         assert trained.history[0]["lr"] == config.lr
@@ -233,7 +232,8 @@ def test_runs_that_differ_in_what_shapes_the_computation_are_refused(key):
 
 def test_every_setting_is_either_stackable_or_refused():
     # What cannot differ alone in a valid config, and what a run writes down by itself.
-    spoken_for = {"dataset", "device", "model", "translate", "flip", "whitening", "n_pairs", "overridden", "data_hash"}
+    spoken_for = {"dataset", "device", "model", "translate", "flip", "whitening", "n_pairs", "overridden"}
+    spoken_for |= {"data_hash", "split_hash"}
     assert set(quick().as_dict()) == STACKABLE | set(OTHER_VALUES) | spoken_for
     with pytest.raises(UsageError, match="must share dataset"):
         check_stack([quick(), replace(quick(), dataset="four-spins")])

@@ -308,6 +308,44 @@ def test_a_run_from_an_index_file_goes_on_with_its_own_copy(tmp_path, undisturbe
         assert (tmp_path / "run" / name).read_bytes() == undisturbed("pi+sntg")[name]
 
 
+@pytest.mark.parametrize("began", [1, 30], ids=["before a checkpoint", "after one"])
+@pytest.mark.parametrize("line", ["", "{row} {other}\n"], ids=["a label less", "another label"])
+def test_labels_that_were_changed_in_the_runs_own_copy_are_refused(tmp_path, undisturbed, began, line):
+    (tmp_path / "labels.txt").write_bytes(undisturbed("pi+sntg")["split.txt"])
+    split_file, every = str(tmp_path / "labels.txt"), 0.0 if began > 1 else 600.0
+    config = resolve("two-moons", "all", "pi+sntg", **QUICK, split_file=split_file, checkpoint_seconds=every)
+    with pytest.raises(Interrupt):
+        run(config, tmp_path / "run", on_step=interrupt_at(began))
+    *lines, last = (tmp_path / "run/split.txt").read_text().splitlines(keepends=True)
+    row, label = map(int, last.split())
+    (tmp_path / "run/split.txt").write_text("".join(lines) + line.format(row=row, other=1 - label))
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in files(tmp_path / "run")}
+    with pytest.raises(UsageError, match=r"the split file '.*split\.txt' is not what the run was started with"):
+        resume(tmp_path / "run")
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in files(tmp_path / "run")} == before
+
+
+@pytest.mark.parametrize("name", ["split.txt", "validation.txt"])
+def test_a_list_of_rows_that_were_drawn_is_written_again(copy, undisturbed, unpainted, name):
+    (copy / name).write_text("")
+    resume(copy)
+    assert ended_like(copy, undisturbed("pi+sntg"))
+
+
+def test_a_setting_that_was_changed_is_named_before_what_comes_of_it(copy):
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"seed": 7}))
+    with pytest.raises(UsageError, match=r"seed is 7 in the run's config\.json and was 0 when its checkpoint"):
+        resume(copy)
+
+
+def test_a_file_in_place_of_the_checkpoints_is_told_before_anything_is_trained(copy):
+    shutil.rmtree(copy / "checkpoints")
+    (copy / "checkpoints").touch()
+    with pytest.raises(UsageError, match="checkpoints' is a file"):
+        resume(copy, on_step=lambda runs: pytest.fail("nothing is to be trained"))
+
+
 def test_other_data_than_the_run_began_with_are_refused_and_nothing_is_touched(copy):
     config = json.loads((copy / "config.json").read_text())
     assert len(config["data_hash"]) == 64

@@ -239,9 +239,16 @@ def test_a_finished_run_has_its_files_and_no_partial_ones(finished):
 def test_the_config_holds_every_value_and_reads_back_equal(finished):
     values = json.loads((finished[0] / "config.json").read_text())
     content = sntg.load_dataset("two-moons", seed=3).content_hash
-    assert values == CONFIG.as_dict() | DECIDED | {"data_hash": content, "overridden": list(CONFIG.overridden)}
-    assert finished[1].config == replace(CONFIG, data_hash=content, **DECIDED)
+    hashes = {"data_hash": content, "split_hash": sntg.load_inputs(CONFIG).split.content_hash}
+    assert values == CONFIG.as_dict() | DECIDED | hashes | {"overridden": list(CONFIG.overridden)}
+    assert finished[1].config == replace(CONFIG, **hashes, **DECIDED)
     assert read_config(finished[0], keep_device=True) == finished[1].config
+
+
+def test_reading_a_network_draws_none_of_the_callers_random_numbers(finished):
+    before = torch.get_rng_state()
+    load(finished[0])
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "figures/curves.png"])
@@ -276,7 +283,7 @@ def test_a_run_made_on_a_gpu_reads_on_a_machine_without_one(copy, engine, precis
     values |= {"device": "cuda", "engine": engine, "precision": precision}
     (copy / "config.json").write_text(json.dumps(values))
     asked_for = replace(read_config(copy), engine="auto", precision="auto")
-    assert asked_for == replace(CONFIG, data_hash=values["data_hash"])
+    assert asked_for == replace(CONFIG, data_hash=values["data_hash"], split_hash=values["split_hash"])
     assert isinstance(load(copy)(torch.zeros(3, 2)), Output)
 
 

@@ -183,6 +183,17 @@ def test_a_seed_that_comes_after_others_and_has_lost_its_folder_is_trained_again
     assert same(contents(tmp_path / "seed-1"), expected)
 
 
+def test_what_is_wrong_with_one_seed_is_told_with_its_number(tmp_path):
+    with pytest.raises(Interrupted):
+        run_series(
+            [digits(3, checkpoint_seconds=0.0), digits(5, checkpoint_seconds=0.0)], tmp_path, on_step=interrupt_after(7)
+        )
+    path = tmp_path / "seed-5/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"lr": 0.5}))
+    with pytest.raises(UsageError, match=r"^seed 5: lr is 0\.5 in the run's config\.json"):
+        resume_series(tmp_path)
+
+
 def test_a_seed_that_comes_after_others_and_has_lost_its_settings_is_not_overwritten(tmp_path):
     run_series([digits(0), digits(1)], tmp_path)
     (tmp_path / "seed-1/config.json").unlink()

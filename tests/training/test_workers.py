@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from sntg.errors import DivergenceError
-from sntg.training import resolve, workers
+from sntg.training import load_inputs, resolve, workers
 
 
 def test_a_failing_workers_error_surfaces_as_it_was_raised():
@@ -31,7 +31,8 @@ def test_a_worker_reports_every_epoch_under_its_runs_number(monkeypatch):
     trained = workers._train(5, config)
     assert [news.get_nowait() for _ in range(3)] == [(5, 1), (5, 2), (5, 3)]
     decided = {"engine": "eager", "precision": "float32"}
-    assert trained.config == replace(config, data_hash=trained.data.content_hash, **decided)
+    decided |= {"data_hash": trained.data.content_hash, "split_hash": load_inputs(config).split.content_hash}
+    assert trained.config == replace(config, **decided)
     assert trained.config.data_hash
 
 

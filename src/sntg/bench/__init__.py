@@ -29,12 +29,12 @@ HOME = Path("benchmarks/results")  # in a checkout
 
 @dataclass(frozen=True)
 class Choice:
-    """What to measure: comma-separated names, all if empty; steps a case, for about a second if None."""
+    """What to measure: comma-separated names, all if None; steps a case, for about a second if None."""
 
     device: str
-    methods: str = ""
-    engines: str = ""
-    precisions: str = ""
+    methods: str | None = None
+    engines: str | None = None
+    precisions: str | None = None
     steps: int | None = None
 
     @property
@@ -59,7 +59,7 @@ class Choice:
         "sntg bench --device cpu --methods 'pi, mt'"
         """
         given = {"methods": self.methods, "engines": self.engines, "precisions": self.precisions, "steps": self.steps}
-        words = [word for name, value in given.items() if value for word in (f"--{name}", str(value))]
+        words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
         return shlex.join(["sntg", "bench", "--device", self.device, *words])
 
     @classmethod
@@ -67,7 +67,7 @@ class Choice:
         """The choice that a command makes.
 
         >>> Choice.of("sntg bench --device cpu --methods 'pi, mt' --steps 9")
-        Choice(device='cpu', methods='pi, mt', engines='', precisions='', steps=9)
+        Choice(device='cpu', methods='pi, mt', engines=None, precisions=None, steps=9)
         """
         words = shlex.split(command)[2:]
         given = dict(zip((name.removeprefix("--") for name in words[::2]), words[1::2], strict=True))

@@ -106,14 +106,14 @@ def _gpu_plan(auto: Mapping[str, Case]) -> list[Group]:
     return [pairs[0], *([c] for c in every_way if c not in pairs[0]), *pairs[1:], alone, *([c] for c in eager)]
 
 
-def chosen(kind: str, text: str, valid: Iterable[str]) -> tuple[str, ...]:
-    """The names in a comma-separated text, all of the valid ones if it is empty; others are refused.
+def chosen(kind: str, text: str | None, valid: Iterable[str]) -> tuple[str, ...]:
+    """The names in a comma-separated text, all of the valid ones if there is none; others are refused.
 
     >>> chosen("engine", "eager, graph", ENGINES)
     ('eager', 'graph')
     """
     known = tuple(valid)
-    names = tuple(name.strip() for name in text.split(",")) if text.strip() else known
+    names = known if text is None else tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in known:
             raise unknown(kind, name, known)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from sntg.training.engines import ENGINES
 from sntg.training.run_folder import hold
 
 Cells = dict[str, str]
+BEYOND = 1e18  # of whatever is measured, there is less
 BUSY = 2.0  # a factor between the blocks of a case that no calm machine shows
 
 
@@ -56,7 +58,13 @@ class Results:
             raise TypeError
         if not (isinstance(found["complete"], bool) and isinstance(found["provenance"]["command"], str)):
             raise TypeError
-        return cls(**found | {"rows": [Row(**row) for row in found["rows"]]})
+        rows = [Row(**row) for row in found["rows"]]
+        rates = found["matrix_product"].values()
+        if not all(0 < rate < BEYOND for rate in rates) or not all(0 <= figure < BEYOND for figure in _figures(rows)):
+            raise ValueError  # nor is it NaN
+        if len({(row.dataset, row.method, row.asked, row.precision) for row in rows}) < len(rows):
+            raise ValueError
+        return cls(**found | {"rows": rows})
 
     def go_on(self, provenance: dict[str, str], hardware: Hardware) -> None:
         """Refuses to go on by another source or on another machine: the figures would not be of one kind."""
@@ -68,6 +76,13 @@ class Results:
             if then != here:
                 raise UsageError(f"the bench was of {key} = {then}, and here it is {here}: begin a new one")
         self.provenance["continued"] = provenance["date"]
+
+
+def _figures(rows: Sequence[Row]) -> Iterator[float]:
+    """All that was measured or counted."""
+    for value in chain.from_iterable(vars(row).values() for row in rows):
+        numbers = value if isinstance(value, list) else [value]
+        yield from (number for number in numbers if isinstance(number, int | float))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import re
 import sys
 import warnings
 from concurrent.futures.process import BrokenProcessPool
+from functools import cache
 from io import TextIOWrapper
 from typing import TextIO
 
@@ -24,6 +25,7 @@ def main() -> None:
     Exit codes: 0 done, 1 a run that failed, 2 bad usage, 130 stopped by Ctrl-C, 143 by SIGTERM.
     """
     warnings.showwarning = _show_warning
+    _tell.cache_clear()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may have what a terminal has no letters for
     try:
@@ -66,9 +68,15 @@ def _show_warning(
 ) -> None:
     """What a run has to say is a sentence; the rest is Python's."""
     if issubclass(category, Notice):
-        print(f"sntg: {message}", file=sys.stderr)
+        _tell(str(message))
     else:
         _as_python_does(message, category, filename, lineno, file, line)
+
+
+@cache
+def _tell(message: str) -> None:
+    """Once, however many seeds of a series find it so."""
+    print(f"sntg: {message}", file=sys.stderr)
 
 
 def _stop(message: str, code: int) -> None:

@@ -153,9 +153,11 @@ def demo(
 
 @app.command()
 def bench(
-    methods: Annotated[str, typer.Option(help="Only these methods, separated by commas: pi,pi+sntg.")] = "",
-    engines: Annotated[str, typer.Option(help="Only these engines: eager, compiled, graph.")] = "",
-    precisions: Annotated[str, typer.Option(help="Only these precisions: float32, tf32, bfloat16, float16.")] = "",
+    methods: Annotated[str | None, typer.Option(help="Only these methods, separated by commas: pi,pi+sntg.")] = None,
+    engines: Annotated[str | None, typer.Option(help="Only these engines: eager, compiled, graph.")] = None,
+    precisions: Annotated[
+        str | None, typer.Option(help="Only these precisions: float32, tf32, bfloat16, float16.")
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Steps to measure a case for, in nine blocks; by default a second's.")
     ] = None,
@@ -170,7 +172,7 @@ def bench(
 ) -> None:
     """Measure how fast training is on this machine, by method, engine and precision: tables, JSON and a plot."""
     if resume is not None:
-        if methods or engines or precisions or steps is not None or out or device != "auto":
+        if any(given is not None for given in (methods, engines, precisions, steps, out)) or device != "auto":
             raise UsageError(f"{resume} says what its bench measures: give --resume alone")
         resume_bench(resume)
         return

@@ -46,5 +46,5 @@ def cost(config: Config) -> float:
 def departures(config: Config) -> dict[str, tuple[Any, Any]]:
     """The settings that differ from the recipe's: name -> (recipe's value, the demo's). Ramps scale with the epochs."""
     full = resolve(config.dataset, config.labels, config.method, config.seed).as_dict()
-    unsaid = {"eval_every", "overridden", "data_hash", "engine", "precision", *RAMPS}
+    unsaid = {"eval_every", "overridden", "data_hash", "split_hash", "engine", "precision", *RAMPS}
     return {k: (full[k], v) for k, v in config.as_dict().items() if v != full[k] and k not in unsaid}

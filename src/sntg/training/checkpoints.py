@@ -74,6 +74,8 @@ def read_latest(run: Path, on_damage: Callable[[str], None] = lambda message: No
 
     Where every checkpoint there is is damaged, a UsageError says so: starting over is for the caller to decide.
     """
+    if (run / FOLDER).exists() and not (run / FOLDER).is_dir():
+        raise UsageError(f"{str(run / FOLDER)!r} is a file, and checkpoints go into a folder of that name: remove it")
     found = _written(run)
     for folder in reversed(found):
         try:

@@ -93,6 +93,7 @@ class Config:
     checkpoint_seconds: float = 60.0  # between two checkpoints
     overridden: tuple[str, ...] = ()  # the settings that are not the recipe's
     data_hash: str = ""  # of the data's content; written when training starts, checked when it is resumed
+    split_hash: str = ""  # the same of the labels that training sees, and of the points held out
 
     def __post_init__(self) -> None:
         check(self)
@@ -298,7 +299,7 @@ TYPES: dict[str, Any] = {f.name: f.type for f in fields(Config)}
 # What `sntg train` takes by itself, not through --set, and what a run writes down by itself.
 ARGUMENTS = {"dataset", "labels", "method", "seed", "device", "data", "validation", "split_file", "tensorboard"}
 ARGUMENTS |= {"engine", "precision", "storage"}
-ARGUMENTS |= {"overridden", "data_hash"}
+ARGUMENTS |= {"overridden", "data_hash", "split_hash"}
 
 
 def read_setting(text: str) -> tuple[str, Any]:

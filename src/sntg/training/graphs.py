@@ -9,7 +9,7 @@ from torch import Tensor
 from sntg.data import Split, entry, read_split
 from sntg.errors import UsageError
 from sntg.graph import FixedGraph, Graph, HardGraph, KNNGraph, SoftGraph
-from sntg.methods import parse
+from sntg.methods import GraphTerm, parse
 from sntg.training.config import Config
 from sntg.training.evaluation import predict
 from sntg.training.run_folder import SPLIT, load, read_config
@@ -42,6 +42,15 @@ def _fixed(configs: Sequence[Config], points: Sequence[Tensor], splits: Sequence
             raise UsageError(f"fixed_from is a run that saw other labels: compare its {SPLIT} with this run's")
     earlier = load(folder).to(configs[0].device)
     return FixedGraph(torch.stack([predict(earlier, x).logits.argmax(-1) for x in points]))
+
+
+def graph_state(term: GraphTerm | None) -> dict[str, Tensor]:
+    """What a checkpoint has of a graph: a fixed one's classes, since the run that predicted them may be made again.
+
+    >>> graph_state(GraphTerm(FixedGraph(torch.tensor([0, 1]))))
+    {'classes': tensor([0, 1])}
+    """
+    return {"classes": term.graph.classes} if term and isinstance(term.graph, FixedGraph) else {}
 
 
 def check_graph(configs: Sequence[Config]) -> None:

@@ -38,7 +38,7 @@ from sntg.training.batches import Batches, Shuffled
 from sntg.training.config import Config, check_config, steps_an_epoch
 from sntg.training.engines import Step, start_engine
 from sntg.training.evaluation import error, predict
-from sntg.training.graphs import build_graph
+from sntg.training.graphs import build_graph, graph_state
 from sntg.training.inputs import Inputs, load_inputs
 from sntg.training.metrics import EpochLog
 from sntg.training.randomness import initial_weights, other_draws, own_randomness
@@ -48,7 +48,7 @@ from sntg.training.streaming import fits
 from sntg.training.timetable import Timetable, Values
 
 STACKABLE = {"seed", "lr", "w_max", "k", "ent", "noise", "ramp_up", "graph_start", "graph_ramp"}
-UNSHARED = STACKABLE | {"overridden", "data_hash"}  # what runs of a stack need not have in common
+UNSHARED = STACKABLE | {"overridden", "data_hash", "split_hash"}  # what runs of a stack need not have in common
 Record = dict[str, Any]
 State = dict[str, Tensor]
 
@@ -143,7 +143,8 @@ class Stack:
         self.step = 0  # how many have been taken
         engine = self._start_engine()
         self.configs = [
-            replace(c, data_hash=i.data.content_hash, engine=engine) for c, i in zip(configs, self.inputs, strict=True)
+            replace(c, data_hash=i.data.content_hash, split_hash=i.split.content_hash, engine=engine)
+            for c, i in zip(configs, self.inputs, strict=True)
         ]
 
     @property
@@ -236,6 +237,7 @@ class Stack:
             "method": self.objective.base.state(),
             "batches": self.batches.state(),
             "log": self.log.state(),
+            "graph": graph_state(self.objective.graph_term),
             "progress": {"step": torch.tensor(self.step)},
             "random": {"cpu": torch.get_rng_state()},
         }
@@ -259,6 +261,8 @@ class Stack:
         self.objective.base.load_state(part("method"))
         self.batches.load_state(part("batches"))
         self.log.load_state(part("log"))
+        for name, tensor in graph_state(self.objective.graph_term).items():
+            tensor.copy_(part("graph").get(name, tensor))  # earlier versions' checkpoints have none
         self.step = int(state["progress/step"])
         self.timetable.load(min(self.step, self.steps - 1))
         torch.set_rng_state(state["random/cpu"])

@@ -26,6 +26,7 @@ from sntg.training.tensorboard import Board, check_tensorboard
 # What may change when a run goes on: folders that have been moved, and how it is executed. (An engine may not work any
 # more where it goes on, and a slower one takes over.)
 FREE = ("data", "split_file", "fixed_from", "storage", "engine", "checkpoint_seconds", "tensorboard")
+HASHES = ("data_hash", "split_hash")  # of what comes of the others
 ONE_PASS = ("mlp",)  # models whose seeds gain from one pass: those of a series are one stack
 OnEpoch = Callable[[Record], None]
 OnEpochs = Callable[[list[Record]], None]  # of every living run of a stack
@@ -120,14 +121,18 @@ def go_on(
     check_surroundings(configs[0].device)
     with own_randomness(configs[0]):
         checkpoint = read_latest(home, on_damage)
+        if checkpoint:  # before what they lead to is found to be another
+            _check_same(configs, checkpoint.facts["settings"], (*FREE, *HASHES))
         with closing(Stack(configs, load and [load(c) for c in configs])) as runs:
             drop_after(home, checkpoint.step if checkpoint else 0)
             if checkpoint:
-                _check_same(configs, checkpoint.facts["settings"])
+                _check_same(configs, checkpoint.facts["settings"], FREE)
                 diverged = dict(checkpoint.facts.get("diverged", []))  # earlier versions' have none
                 runs.load_state(checkpoint.tensors, checkpoint.facts["histories"], diverged)
-            for folder, history in zip(folders, runs.histories, strict=True):
+            for folder, config, inputs, history in zip(folders, configs, runs.inputs, runs.histories, strict=True):
                 folder.remove_partial()
+                if not config.split_file:  # else it is what has just been read
+                    folder.write_split(config, inputs.split)
                 folder.set_metrics(history)
             return (yield from _carry_on(runs, folders, home, on_epoch, on_step))
 
@@ -225,7 +230,7 @@ def _noting_down(
     return trained
 
 
-def _check_same(configs: Sequence[Config], written: Sequence[dict[str, Any]]) -> None:
+def _check_same(configs: Sequence[Config], written: Sequence[dict[str, Any]], free: Sequence[str]) -> None:
     """Refuses to go on with other runs or settings than the checkpoint was written with: a file has been changed."""
     if len(configs) != len(written):
         now = ", ".join(str(config.seed) for config in configs)
@@ -235,7 +240,7 @@ def _check_same(configs: Sequence[Config], written: Sequence[dict[str, Any]]) ->
         for key, value in config.as_dict().items():
             then = settings.get(key, value)
             then = tuple(then) if isinstance(then, list) else then
-            if value != then and key not in FREE:
+            if value != then and key not in free:
                 raise UsageError(
                     f"{key} is {value} in the run's {CONFIG} and was {then} when its checkpoint was written"
                 )

@@ -1,6 +1,6 @@
 """The folder of one run.
 
-    config.json          every setting, with the hash of the data
+    config.json          every setting, with the hashes of the data and of the split
     split.txt            which training points kept a label, and which label training saw
     validation.txt       which were held out, if any
     metrics.jsonl        a line an epoch
@@ -74,13 +74,9 @@ class RunFolder:
     def start(self, config: Config, split: Split) -> None:
         """Writes the settings and the split of a new run."""
         check_free(self.path)
-        about = f"{config.dataset}, {config.labels} labels, seed {config.seed}"
-        chosen = f"listed in {config.split_file!r}" if config.split_file else config.split
         try:
             self.remove_partial()
-            write_split(self.path / SPLIT, split, f"{about}, {chosen}")
-            if len(split.validation):
-                write_rows(self.path / VALIDATION, split.validation, f"{about}: training points held out")
+            self.write_split(config, split)
             write_text(self.path / CONFIG, json.dumps(config.as_dict(), indent=2) + "\n")
         except (OSError, UsageError) as e:
             for name in (SPLIT, VALIDATION):  # the folder stays free for another attempt
@@ -88,6 +84,14 @@ class RunFolder:
             if isinstance(e, UsageError):
                 raise
             raise UsageError(f"the output folder {str(self.path)!r} cannot be written: {e.strerror}") from None
+
+    def write_split(self, config: Config, split: Split) -> None:
+        """Writes which points keep a label, and which are held out."""
+        about = f"{config.dataset}, {config.labels} labels, seed {config.seed}"
+        chosen = f"listed in {config.split_file!r}" if config.split_file else config.split
+        write_split(self.path / SPLIT, split, f"{about}, {chosen}")
+        if len(split.validation):
+            write_rows(self.path / VALIDATION, split.validation, f"{about}: training points held out")
 
     def discard(self) -> None:
         """Removes the folder of a run that never began, if nothing else is in it."""
@@ -208,7 +212,8 @@ def load(run: Path | str) -> Classifier:
     """
     folder = as_folder(run)
     config = read_config(folder)
-    model = build_model(config)
+    with torch.random.fork_rng([]):  # its new weights are drawn, though nobody sees them
+        model = build_model(config)
     try:
         model.load_state_dict(load_file(folder / WEIGHTS))
     except FileNotFoundError:

@@ -203,8 +203,12 @@ def _steps(
     with ExitStack() as locks:
         for folder in folders:
             locks.enter_context(folder.locked())
-        configs = [config_to_resume(folder, data, in_one_pass) for folder in folders]
-        return (yield from go_on(configs, folders, home, on_epoch, on_step, on_damage, load))
+        seed = "" if in_one_pass else f"seed {configs[0].seed}: "
+        try:
+            configs = [config_to_resume(folder, data, in_one_pass) for folder in folders]
+            return (yield from go_on(configs, folders, home, on_epoch, on_step, on_damage, load))
+        except UsageError as e:
+            raise UsageError(f"{seed}{e}") from None
 
 
 def _with_same_split(load: Load, series: Path, config: Config) -> Inputs:
