@@ -293,6 +293,7 @@ def written(provenance, **parts):
         (written({"command": "sntg bench --device cpu"}, matrix_product=[1]), "holds no results"),
         (written({"command": "sntg bench --device cpu"}, matrix_product={"float32": "x"}), "holds no results"),
         (written({"command": "sntg bench --device cpu"}, matrix_product={"float32": 0.0}), "holds no results"),
+        (written({"command": "sntg bench --device cpu"}, overheads=[{"ratio": math.nan}]), "holds no results"),
         (written({"command": "sntg bench --device cpu"}, overheads=None), "holds no results"),
         (written({"command": "sntg bench --device cpu"}, overheads=[{"a": 1}]), "holds no results"),
         (written({"command": "sntg bench --device cpu"}, complete="no"), "holds no results"),

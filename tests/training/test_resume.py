@@ -325,9 +325,55 @@ def test_labels_that_were_changed_in_the_runs_own_copy_are_refused(tmp_path, und
     assert {name: (tmp_path / "run" / name).read_bytes() for name in files(tmp_path / "run")} == before
 
 
-@pytest.mark.parametrize("name", ["split.txt", "validation.txt"])
-def test_a_list_of_rows_that_were_drawn_is_written_again(copy, undisturbed, unpainted, name):
-    (copy / name).write_text("")
+def test_so_are_they_where_the_settings_do_not_tell_and_nothing_is_touched(tmp_path, undisturbed):
+    (tmp_path / "labels.txt").write_bytes(undisturbed("pi+sntg")["split.txt"])
+    split_file, folder = str(tmp_path / "labels.txt"), tmp_path / "run"
+    config = resolve("two-moons", "all", "pi+sntg", **QUICK, split_file=split_file, checkpoint_seconds=0.0)
+    with pytest.raises(Interrupt):
+        run(config, folder, on_step=interrupt_at(30))
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | {"split_hash": ""})
+    )
+    (folder / "split.txt").write_text((folder / "split.txt").read_text().rpartition("\n")[0].rpartition("\n")[0])
+    (folder / "checkpoints/000000000099.partial").mkdir()
+    (folder / "checkpoints/000000000099.partial/000.safetensors").touch()
+    before = {name: (folder / name).read_bytes() for name in files(folder)}
+    with pytest.raises(UsageError, match="the labels, or the points held out, are not what the run's checkpoint was"):
+        resume(folder)
+    assert {name: (folder / name).read_bytes() for name in files(folder)} == before
+
+
+def test_a_run_of_an_earlier_version_goes_on_and_stops_and_goes_on(copy, undisturbed, unpainted):
+    """It has no hash of its split, and its config.json stays as it is; its later checkpoints have one."""
+    config = json.loads((copy / "config.json").read_text()) | {"checkpoint_seconds": 0.0}
+    del config["split_hash"]
+    (copy / "config.json").write_text(json.dumps(config))
+    stored = read_latest(copy)
+    for settings in stored.facts["settings"]:
+        del settings["split_hash"]
+    write_checkpoint(copy, stored.step, stored.tensors, stored.facts)
+    for step in (52, 60):
+        with pytest.raises(Interrupt):
+            resume(copy, on_step=interrupt_at(step))
+    resume(copy)
+    assert ended_like(copy, undisturbed("pi+sntg"))
+
+
+@pytest.mark.parametrize("file", [False, True], ids=["drawn", "from a file"])
+def test_the_points_held_out_are_listed_again(tmp_path, undisturbed, unpainted, file):
+    (tmp_path / "labels.txt").write_bytes(undisturbed("pi+sntg")["split.txt"])
+    labels = {"labels": "all", "split_file": str(tmp_path / "labels.txt")} if file else {"labels": LABELS}
+    config = resolve("two-moons", method="pi+sntg", **QUICK, **labels, checkpoint_seconds=0.0)
+    with pytest.raises(Interrupt):
+        run(config, tmp_path / "run", on_step=interrupt_at(3))
+    (tmp_path / "run/validation.txt").write_text("")
+    resume(tmp_path / "run")
+    rows = [line for line in undisturbed("pi+sntg")["validation.txt"].decode().splitlines() if line[0] != "#"]
+    assert (tmp_path / "run/validation.txt").read_text().splitlines()[2:] == rows
+
+
+def test_labels_that_were_drawn_are_listed_again(copy, undisturbed, unpainted):
+    (copy / "split.txt").write_text("")
     resume(copy)
     assert ended_like(copy, undisturbed("pi+sntg"))
 

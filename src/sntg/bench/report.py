@@ -59,9 +59,11 @@ class Results:
         if not (isinstance(found["complete"], bool) and isinstance(found["provenance"]["command"], str)):
             raise TypeError
         rows = [Row(**row) for row in found["rows"]]
-        rates = found["matrix_product"].values()
-        if not all(0 < rate < BEYOND for rate in rates) or not all(0 <= figure < BEYOND for figure in _figures(rows)):
-            raise ValueError  # nor is it NaN
+        rates, ratios = found["matrix_product"].values(), (overhead["ratio"] for overhead in found["overheads"])
+        if not all(0 < rate < BEYOND for rate in chain(rates, ratios)):  # nor is it NaN
+            raise ValueError
+        if not all(0 <= figure < BEYOND for figure in _figures(rows)):
+            raise ValueError
         if len({(row.dataset, row.method, row.asked, row.precision) for row in rows}) < len(rows):
             raise ValueError
         return cls(**found | {"rows": rows})

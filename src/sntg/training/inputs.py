@@ -46,7 +46,9 @@ def load_inputs(config: Config, whitened: Whitened | None = None) -> Inputs:
     split = _split(config, data)
     if config.split_hash not in ("", split.content_hash):
         what = f"the split file {config.split_file!r}" if config.split_file else "the split"
-        raise UsageError(f"{what} is not what the run was started with: it gives other points a label, or other labels")
+        raise UsageError(
+            f"{what} is not what the run was started with: it labels, or holds out, other points, or gives other labels"
+        )
     same = data.content_hash, config.whitening
     data = (whitened or {}).get(same) or whiten(data, config.whitening, config.device)
     if whitened is not None and data.content_hash:

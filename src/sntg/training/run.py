@@ -26,7 +26,8 @@ from sntg.training.tensorboard import Board, check_tensorboard
 # What may change when a run goes on: folders that have been moved, and how it is executed. (An engine may not work any
 # more where it goes on, and a slower one takes over.)
 FREE = ("data", "split_file", "fixed_from", "storage", "engine", "checkpoint_seconds", "tensorboard")
-HASHES = ("data_hash", "split_hash")  # of what comes of the others
+# What comes of the others, by its hash.
+CONTENT = {"data_hash": "the data are", "split_hash": "the labels, or the points held out, are"}
 ONE_PASS = ("mlp",)  # models whose seeds gain from one pass: those of a series are one stack
 OnEpoch = Callable[[Record], None]
 OnEpochs = Callable[[list[Record]], None]  # of every living run of a stack
@@ -122,17 +123,19 @@ def go_on(
     with own_randomness(configs[0]):
         checkpoint = read_latest(home, on_damage)
         if checkpoint:  # before what they lead to is found to be another
-            _check_same(configs, checkpoint.facts["settings"], (*FREE, *HASHES))
+            _check_same(configs, checkpoint.facts["settings"])
         with closing(Stack(configs, load and [load(c) for c in configs])) as runs:
+            if checkpoint:
+                _check_content(runs.configs, checkpoint.facts["settings"])
             drop_after(home, checkpoint.step if checkpoint else 0)
             if checkpoint:
-                _check_same(configs, checkpoint.facts["settings"], FREE)
                 diverged = dict(checkpoint.facts.get("diverged", []))  # earlier versions' have none
                 runs.load_state(checkpoint.tensors, checkpoint.facts["histories"], diverged)
             for folder, config, inputs, history in zip(folders, configs, runs.inputs, runs.histories, strict=True):
                 folder.remove_partial()
                 if not config.split_file:  # else it is what has just been read
                     folder.write_split(config, inputs.split)
+                folder.write_held_out(config, inputs.split)
                 folder.set_metrics(history)
             return (yield from _carry_on(runs, folders, home, on_epoch, on_step))
 
@@ -230,7 +233,16 @@ def _noting_down(
     return trained
 
 
-def _check_same(configs: Sequence[Config], written: Sequence[dict[str, Any]], free: Sequence[str]) -> None:
+def _check_content(configs: Sequence[Config], written: Sequence[dict[str, Any]]) -> None:
+    """Refuses to go on with other data than the checkpoint was written with, whatever the settings say of them."""
+    for config, settings in zip(configs, written, strict=True):
+        for key, what in CONTENT.items():
+            value = getattr(config, key)
+            if settings.get(key, value) != value:  # earlier versions' have no hash of the split
+                raise UsageError(f"{what} not what the run's checkpoint was written with")
+
+
+def _check_same(configs: Sequence[Config], written: Sequence[dict[str, Any]]) -> None:
     """Refuses to go on with other runs or settings than the checkpoint was written with: a file has been changed."""
     if len(configs) != len(written):
         now = ", ".join(str(config.seed) for config in configs)
@@ -240,7 +252,7 @@ def _check_same(configs: Sequence[Config], written: Sequence[dict[str, Any]], fr
         for key, value in config.as_dict().items():
             then = settings.get(key, value)
             then = tuple(then) if isinstance(then, list) else then
-            if value != then and key not in free:
+            if value != then and key not in (*FREE, *CONTENT):
                 raise UsageError(
                     f"{key} is {value} in the run's {CONFIG} and was {then} when its checkpoint was written"
                 )

@@ -77,6 +77,7 @@ class RunFolder:
         try:
             self.remove_partial()
             self.write_split(config, split)
+            self.write_held_out(config, split)
             write_text(self.path / CONFIG, json.dumps(config.as_dict(), indent=2) + "\n")
         except (OSError, UsageError) as e:
             for name in (SPLIT, VALIDATION):  # the folder stays free for another attempt
@@ -86,12 +87,14 @@ class RunFolder:
             raise UsageError(f"the output folder {str(self.path)!r} cannot be written: {e.strerror}") from None
 
     def write_split(self, config: Config, split: Split) -> None:
-        """Writes which points keep a label, and which are held out."""
-        about = f"{config.dataset}, {config.labels} labels, seed {config.seed}"
+        """Writes which points keep a label."""
         chosen = f"listed in {config.split_file!r}" if config.split_file else config.split
-        write_split(self.path / SPLIT, split, f"{about}, {chosen}")
+        write_split(self.path / SPLIT, split, f"{_about(config)}, {chosen}")
+
+    def write_held_out(self, config: Config, split: Split) -> None:
+        """Writes which points are held out, if any are."""
         if len(split.validation):
-            write_rows(self.path / VALIDATION, split.validation, f"{about}: training points held out")
+            write_rows(self.path / VALIDATION, split.validation, f"{_about(config)}: training points held out")
 
     def discard(self) -> None:
         """Removes the folder of a run that never began, if nothing else is in it."""
@@ -148,6 +151,10 @@ class RunFolder:
             return (self.path / WEIGHTS).exists()
         saved = all((self.path / name).exists() for name in (WEIGHTS, FEATURES))
         return saved and not any(map(has_checkpoints, (self.path, self.path.resolve().parent)))
+
+
+def _about(config: Config) -> str:
+    return f"{config.dataset}, {config.labels} labels, seed {config.seed}"
 
 
 def as_folder(path: object) -> Path:
