@@ -13,7 +13,7 @@ ARMS = {
 }
 WAYS = {
     "exact": "exact, as the recipe has it",
-    "xi = 1e-6 in float32": "the reference's difference, xi = 1e-6, in float32",
+    "xi = 1e-6 in float32": "PyTorch's difference, xi = 1e-6, in float32",
     "rounding": "from noise in the logits",
     "at random": "at random",
 }

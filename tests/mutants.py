@@ -55,7 +55,8 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("adversarial.py", "test_adversarial.py"): [
         ("torch.where(largest > 0, largest + 1e-12, 1.0)", "(largest + 1e-12)"),
         ("clean_logits.detach()", "clean_logits"),
-        ("* (p.shape[-2] / xi)", "/ xi"),  # the loss is a mean over the rows
+        ("torch.where(likeliest, 0.0, (F.softmax(logits, -1) - p) / xi)", "(F.softmax(logits, -1) - p) / xi"),
+        ("torch.where(likeliest, -others.sum(-1, keepdim=True), others)", "others"),  # they sum to zero
         ("tangent - tangent.gather(-1, logits.argmax(-1, keepdim=True))", "tangent"),  # certainty would cancel the rest
         ("pull(v / scale) * scale", "pull(v) * (scale / scale)"),  # float16 loses what is small
         ("pull(v / scale) * scale", "pull(v / scale) * (scale / scale)"),  # r stays short where all is certain
@@ -174,8 +175,8 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("training/engines.py", "training/test_compiled.py"): [
         ('if step.device.type == "cpu":', "if False:"),  # random numbers of the compiler's own
     ],
-    ("training/inputs.py", "training/test_resume.py"): [
-        ('config.split_hash not in ("", split.content_hash)', "False"),  # other labels than it began with
+    ("training/run.py", "training/test_resume.py"): [
+        ('not in ("", getattr(config, key))', "in ()"),  # other labels than it began with
     ],
     ("training/graphs.py", "training/test_graphs.py"): [
         ('return {"classes": term.graph.classes} if term', "return {} if term"),  # the graph it began with

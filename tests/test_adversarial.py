@@ -280,6 +280,18 @@ def test_where_predictions_are_certain_what_is_left_of_them_gives_the_direction(
     assert cosines(found, v @ A_).min() > 0.999
 
 
+@pytest.mark.parametrize("certainty", [0.0, 10.0, 20.0])
+def test_where_predictions_are_certain_a_difference_has_no_direction_of_the_likeliest_class(certainty):
+    """The difference of its two probabilities, both near 1, is rounding and nothing else; it is the others' sum."""
+    x, A_, step = torch.from_numpy(X), torch.from_numpy(A).float(), 1e-2
+    shift = torch.zeros(K)
+    shift[0] = certainty
+    found = direction(lambda x: x @ A_.T + shift, x.float(), xi=step)
+    before, after = (v @ A.T + shift.numpy() for v in (X, X + step * unit(start(X.shape, torch.float32)).numpy()))
+    v = np.stack([reference.softmax(z) for z in after]) - np.stack([reference.softmax(z) for z in before])
+    assert cosines(found, v @ A).min() > 0.999
+
+
 @pytest.mark.parametrize("certainty", [0.0, 20.0, 60.0])
 def test_where_predictions_are_certain_a_gradient_in_float16_still_has_the_direction(certainty):
     """Logits 20 apart: what is pulled back is of the order of 1e-9, and float16 ends at 6e-8."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad
+from torch.func import vjp
 
 from sntg.compiler import name_cache
 from sntg.errors import UsageError
@@ -107,7 +107,16 @@ def _hessian_product(linearised: Linearised, d: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _difference_product(predict: Predict, x: Tensor, d: Tensor, xi: float) -> Tensor:
-    """The reference code's estimate of H d: each row's gradient of KL(p(x) || p(x + r)) at r = xi d, over xi."""
+    """The reference code's estimate of H d: each row's gradient of KL(p(x) || p(x + r)) at r = xi d, over xi.
+
+    That is J^T v with v = (p(x + xi d) - p(x)) / xi, whose sum is zero. Where predictions are certain, the likeliest
+    class's own difference, of two numbers near 1, is rounding, and larger than all others: a direction for or against
+    that class, whatever the start. So it gets what the others sum up to, as in the reference, which writes its
+    log-softmax out.
+    """
     p = F.softmax(predict(x), -1)
-    gradient: Tensor = grad(lambda r: consistency_kl(predict(x + r), p).sum())(xi * d)
-    return gradient * (p.shape[-2] / xi)  # the loss is a mean over the rows; without this `unit` could not lengthen it
+    logits, pull = vjp(predict, x + xi * d)  # type: ignore[misc]
+    likeliest = logits.argmax(-1, keepdim=True) == torch.arange(logits.shape[-1], device=x.device)
+    others = torch.where(likeliest, 0.0, (F.softmax(logits, -1) - p) / xi)
+    product: Tensor = pull(torch.where(likeliest, -others.sum(-1, keepdim=True), others))[0]
+    return product
