@@ -3,7 +3,7 @@
     python studies/streaming.py --out FILE [--methods pi+sntg ...] [--images 50000] [--steps 500]
 
 Two runs of each method, on random images of CIFAR-10's shape: one has them on the device, one streams them. They take
-turns, in blocks of so many steps: an epoch, so that the rows are shuffled anew once in each.
+turns, in blocks of so many steps; 500 of 100 rows are an epoch, so that the rows are shuffled anew once in each.
 """
 
 import argparse

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sntg.adversarial import adversarial_direction
+from sntg.bench.measure import Bench
 from sntg.compiler import CACHE, make_cache, name_cache
 from sntg.training.engines import Step, start_engine
 
@@ -89,6 +90,12 @@ def test_a_user_without_a_name_is_named_before_anything_runs(monkeypatch):
 def test_so_is_one_who_asks_for_vats_direction_alone(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000, raising=False)
     adversarial_direction(lambda x: x, torch.zeros(1, 2))
+    assert getpass.getuser() == "uid_4000000000"
+
+
+def test_so_is_one_who_measures_first(monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000, raising=False)
+    Bench("cpu").close()
     assert getpass.getuser() == "uid_4000000000"
 
 

@@ -18,7 +18,10 @@ def name_cache() -> None:
     Its default has the user's name in it, and many a container's user has none, with which PyTorch before 2.13 does not
     cope; nor with a variable that is empty, or relative to the current folder.
     """
-    if named := os.environ.pop(CACHE, ""):
+    named = os.environ.get(CACHE)
+    if named == "":
+        del os.environ[CACHE]
+    elif named and not os.path.isabs(named):
         os.environ[CACHE] = os.path.abspath(named)
     try:
         getpass.getuser()

@@ -320,7 +320,7 @@ def test_labels_that_were_changed_in_the_runs_own_copy_are_refused(tmp_path, und
     row, label = map(int, last.split())
     (tmp_path / "run/split.txt").write_text("".join(lines) + line.format(row=row, other=1 - label))
     before = {name: (tmp_path / "run" / name).read_bytes() for name in files(tmp_path / "run")}
-    with pytest.raises(UsageError, match=r"the split file '.*split\.txt' is not what the run was started with"):
+    with pytest.raises(UsageError, match=r"what the run was started with: put the split file '.*split\.txt' back"):
         resume(tmp_path / "run")
     assert {name: (tmp_path / "run" / name).read_bytes() for name in files(tmp_path / "run")} == before
 
@@ -338,7 +338,7 @@ def test_so_are_they_where_the_settings_do_not_tell_and_nothing_is_touched(tmp_p
     (folder / "checkpoints/000000000099.partial").mkdir()
     (folder / "checkpoints/000000000099.partial/000.safetensors").touch()
     before = {name: (folder / name).read_bytes() for name in files(folder)}
-    with pytest.raises(UsageError, match="the labels, or the points held out, are not what the run's checkpoint was"):
+    with pytest.raises(UsageError, match="the labels, or the points held out, are not what the run was started with"):
         resume(folder)
     assert {name: (folder / name).read_bytes() for name in files(folder)} == before
 

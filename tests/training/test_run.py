@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -216,6 +217,12 @@ def test_a_run_can_be_repeated_from_its_own_config(points, tmp_path):
     saved = [(folder / "model.safetensors").read_bytes() for folder in (points[0], tmp_path / "again")]
     assert saved[0] == saved[1]
     assert torch.equal(again.labels, points[1].labels)
+
+
+def test_a_runs_config_with_another_split_is_another_run(points, tmp_path):
+    """As of a run that chose a value on held-out points: the next keeps them."""
+    config = replace(read_config(points[0]), validation=1000)
+    assert len(run(config, tmp_path / "other").labels) == 5000
 
 
 def test_what_is_no_config_is_refused(tmp_path):

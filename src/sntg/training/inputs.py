@@ -27,7 +27,7 @@ Whitened = dict[tuple[str, str], Dataset]  # by what they were, the content's ha
 
 
 def load_inputs(config: Config, whitened: Whitened | None = None) -> Inputs:
-    """Reads or draws a run's data and labels, checks that they are those it was started with, and whitens them.
+    """Reads or draws a run's data, checks that they are those it was started with, whitens and splits them.
 
     whitened: what runs before this one have whitened; if it is the same again, they share it.
 
@@ -44,11 +44,6 @@ def load_inputs(config: Config, whitened: Whitened | None = None) -> Inputs:
             f"{data.content_hash[:12]}..., not {config.data_hash[:12]}..."
         )
     split = _split(config, data)
-    if config.split_hash not in ("", split.content_hash):
-        what = f"the split file {config.split_file!r}" if config.split_file else "the split"
-        raise UsageError(
-            f"{what} is not what the run was started with: it labels, or holds out, other points, or gives other labels"
-        )
     same = data.content_hash, config.whitening
     data = (whitened or {}).get(same) or whiten(data, config.whitening, config.device)
     if whitened is not None and data.content_hash:

@@ -125,6 +125,7 @@ def go_on(
         if checkpoint:  # before what they lead to is found to be another
             _check_same(configs, checkpoint.facts["settings"])
         with closing(Stack(configs, load and [load(c) for c in configs])) as runs:
+            _check_content(runs.configs, [config.as_dict() for config in configs])
             if checkpoint:
                 _check_content(runs.configs, checkpoint.facts["settings"])
             drop_after(home, checkpoint.step if checkpoint else 0)
@@ -234,12 +235,13 @@ def _noting_down(
 
 
 def _check_content(configs: Sequence[Config], written: Sequence[dict[str, Any]]) -> None:
-    """Refuses to go on with other data than the checkpoint was written with, whatever the settings say of them."""
+    """Refuses to go on with other data or labels than were written down, when the run began or at its checkpoint."""
     for config, settings in zip(configs, written, strict=True):
         for key, what in CONTENT.items():
-            value = getattr(config, key)
-            if settings.get(key, value) != value:  # earlier versions' have no hash of the split
-                raise UsageError(f"{what} not what the run's checkpoint was written with")
+            if settings.get(key, "") not in ("", getattr(config, key)):  # earlier versions' have no hash of the split
+                file = config.split_file if key == "split_hash" else ""
+                cure = f"the split file {file!r}" if file else f"the settings in the run's {CONFIG}"
+                raise UsageError(f"{what} not what the run was started with: put {cure} back as before")
 
 
 def _check_same(configs: Sequence[Config], written: Sequence[dict[str, Any]]) -> None:
