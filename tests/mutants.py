@@ -190,8 +190,10 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("bench/report.py", "bench/test_report.py"): [("(row.warm_up_s or 0.0) + ", "")],  # a start counts
     ("bench/__init__.py", "bench/test_bench.py"): [
         ("if results.rows and code != FAILED:", "if False:"),  # figures that Ctrl-C kept from being written
-        ("if not measured.issuperset(group)", ""),  # a resumed bench measures what is missing
-        ('path.with_suffix(".png").exists() or', "True or"),  # or draws the plot that is
+    ],
+    ("bench/__init__.py", "bench/test_resuming.py"): [
+        ("if not measured.issuperset(group)", ""),  # what is missing is measured
+        ('path.with_suffix(".png").exists() or', "True or"),  # or the plot that is missing drawn
     ],
     ("training/leftovers.py", "training/test_leftovers.py"): [
         ("since <= file.stat()", "0 <= file.stat()"),  # what was whole before
