@@ -9,6 +9,7 @@ import signal
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -430,6 +431,21 @@ def test_seeds_that_begin_later_have_the_labels_of_those_before_whatever_became_
         labelled = [(home / f"seed-{s}" / "split.txt").read_text().splitlines()[2:] for s in (0, 1)]
         assert labelled[0] == labelled[1]
         assert len(labelled[0]) == len(rows)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda copy: copy.write_text("1\n2\n")], ids=["gone", "another"])
+def test_seeds_that_begin_later_do_not_begin_with_other_labels(tmp_path, change):
+    listed, home = tmp_path / "rows.txt", tmp_path / "series"
+    listed.write_text("\n".join(map(str, range(20))))
+    with pytest.raises(Interrupted):
+        run_series([digits(s, "all", split_file=str(listed)) for s in (0, 1)], home, on_step=interrupt_after(2))
+    kept = (home / "split.txt").read_text()
+    change(home / "split.txt")
+    with pytest.raises(UsageError, match=r"series/split\.txt' (is not what seed 0 was started with|cannot be read)"):
+        resume_series(home)
+    assert not (home / "seed-1/config.json").exists()
+    (home / "split.txt").write_text(kept)
+    assert len(resume_series(home)) == 1  # the other was finished by then
 
 
 def test_seeds_that_share_a_split_file_are_the_runs_they_would_be_alone(tmp_path):

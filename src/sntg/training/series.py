@@ -28,7 +28,7 @@ from sntg.training.lanes import Lane, take_turns
 from sntg.training.loop import Record, Trained, check_stack
 from sntg.training.randomness import own_randomness
 from sntg.training.run import ONE_PASS, Load, OnEpochs, OnStep, Steps, begin, config_to_resume, go_on
-from sntg.training.run_folder import CONFIG, SERIES, SPLIT, WEIGHTS, RunFolder, check_free, elsewhere
+from sntg.training.run_folder import CONFIG, SERIES, SPLIT, WEIGHTS, RunFolder, check_free, elsewhere, read_config
 from sntg.training.stopping import stop_if_asked, stop_requests
 
 AT_ONCE = 3  # on an H200 1.12 times the steps of one for the 13-layer net, 1.64 for the small one; 2 give 1.11, 1.46
@@ -212,8 +212,15 @@ def _steps(
 
 
 def _with_same_split(load: Load, series: Path, config: Config) -> Inputs:
-    """Keeps a copy of a split file when the first seed reads it, for those that begin later: the file may change."""
+    """Keeps a copy of a split file when the first seed reads it, for those that begin later: the file may change.
+
+    Should the copy have changed, it no longer gives a seed that has begun the split it began with.
+    """
     copy = series / SPLIT
+    begun = [read_config(path.parent) for path in sorted(series.glob(f"seed-*/{CONFIG}"))] if config.split_file else []
+    for other in begun[:1]:
+        if other.split_hash not in ("", load(replace(other, split_file=str(copy))).split.content_hash):
+            raise UsageError(f"{str(copy)!r} is not what seed {other.seed} was started with: put it back as before")
     if config.split_file and copy.exists():
         return load(replace(config, split_file=str(copy)))
     inputs = load(config)
