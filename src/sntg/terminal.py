@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 
 def print_table(rows: Sequence[Mapping[str, object]], title: str | None = None) -> None:
@@ -27,7 +27,12 @@ def print_table(rows: Sequence[Mapping[str, object]], title: str | None = None) 
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar with time left; it stays silent where there is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, *times, console=console, disable=not console.is_terminal)
+    """A bar with time left, then what there is to say, as far as the line goes; silent where there is no terminal."""
+    times = (TimeElapsedColumn(_whole(7)), TimeRemainingColumn(table_column=_whole(7)))
+    said = TextColumn("{task.description}", table_column=Column(no_wrap=True, ratio=1))
+    columns = (BarColumn(bar_width=20), TaskProgressColumn(table_column=_whole(4)), *times, said)
+    return Progress(*columns, expand=True, console=console, disable=not console.is_terminal)
+
+
+def _whole(width: int) -> Column:
+    return Column(no_wrap=True, min_width=width)

@@ -1,5 +1,6 @@
 """What the terminal shows of a run or a series: a bar with the time left, or plain lines where there is none."""
 
+import re
 from io import StringIO
 from types import SimpleNamespace
 
@@ -23,9 +24,8 @@ def test_without_a_terminal_progress_is_one_plain_line_at_a_time(cli, tmp_path):
     assert how == HOW
     assert len(lines) == 2
     for epoch, line in enumerate(lines, start=1):
-        assert line.startswith(f"epoch {epoch}/2  supervised ")
-        assert line.endswith(" %")
-        assert all(f"  {term} " in line for term in ("consistency", "entropy", "sntg", "error"))
+        assert line.startswith(f"epoch {epoch}/2  error ")
+        assert all(f"  {term} " in line for term in ("supervised", "consistency", "entropy", "sntg"))
     assert "\x1b" not in err
 
 
@@ -61,6 +61,18 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left(tmp_path, monkeypatch, 
     assert "run folder" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_narrow_terminal_cuts_the_losses_short_and_nothing_else(width):
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, color_system=None, width=width)
+    losses = {"supervised": 0.5, "consistency": 0.25, "entropy": 1.0, "sntg": 1.5}
+    with terminal.progress_bar(console) as bar:
+        bar.add_task(progress.describe([{"loss": losses, "error": 2.5}]), total=10, completed=3)
+    last = re.sub(r"\x1b\[[?0-9]*[a-zA-Z]", "", screen.getvalue()).split("\r")[-1].rstrip("\n")
+    assert " 30% 0:00:00 -:--:-- error 2.50 % " in last
+    assert len(last) <= width
+
+
 def test_on_a_terminal_the_losses_are_shown_within_an_epoch_too(tmp_path, monkeypatch):
     """One epoch: what is shown before its end can only be the losses so far. Each is painted at once: a fast run may
     be over before the bar paints itself anew."""
@@ -87,7 +99,7 @@ def test_of_a_pass_with_a_seed_that_diverged_the_losses_of_another_are_shown(mon
         display.on_step(SimpleNamespace(configs=configs, living=[1], step=3, **how))
         assert bar.tasks[0].description == "supervised 0.5000"
         display.on_epoch([{"epoch": 1, "loss": {"supervised": 0.5}, "error": 3.0}])
-        assert bar.tasks[0].description == "seed 1  supervised 0.5000  error 3.00 %"
+        assert bar.tasks[0].description == "seed 1  error 3.00 %  supervised 0.5000"
 
 
 def test_when_a_seed_has_diverged_the_others_errors_are_told(cli, tmp_path, monkeypatch):
@@ -178,7 +190,7 @@ def test_a_series_gone_on_with_knows_the_seeds_that_are_done(cli, tmp_path, monk
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [(None, "supervised 0.1235  sntg 2.0000"), (3.456, "supervised 0.1235  sntg 2.0000  error 3.46 %")],
+    [(None, "supervised 0.1235  sntg 2.0000"), (3.456, "error 3.46 %  supervised 0.1235  sntg 2.0000")],
 )
 def test_an_epoch_is_described_by_its_terms_and_its_error(error, words):
     assert progress.describe([{"loss": {"supervised": 0.12345, "sntg": 2.0}, "error": error}]) == words
@@ -186,4 +198,4 @@ def test_an_epoch_is_described_by_its_terms_and_its_error(error, words):
 
 def test_an_epoch_of_several_seeds_is_described_by_the_first_ones_terms_and_their_mean_error():
     records = [{"loss": {"supervised": loss}, "error": error} for loss, error in ((0.5, 1.0), (0.7, 4.0))]
-    assert progress.describe(records) == "supervised 0.5000  error 2.50 %"
+    assert progress.describe(records) == "error 2.50 %  supervised 0.5000"

@@ -75,7 +75,7 @@ class Display:
         now = time.monotonic()
         free = stack.device.type == "cpu"  # a GPU would have to be waited for, in the midst of an epoch
         if free and stack.log.steps and self.console.is_terminal and now - self.looked > GLANCE:
-            self.bar.update(self.task, description=_terms(stack.log.means()[stack.living[0]]) + self.error)
+            self.bar.update(self.task, description=self.error + _terms(stack.log.means()[stack.living[0]]))
             self.looked = now
 
     def on_epoch(self, records: list[Record]) -> None:
@@ -168,8 +168,8 @@ def _hint(out: Path, what: str) -> str:
 
 
 def describe(records: list[Record]) -> str:
-    """The figures of an epoch in one line: the first run's losses, and the error of all."""
-    return _terms(records[0]["loss"]) + _errors(records)
+    """The figures of an epoch in one line, which may be cut short: the error of all, and the first run's losses."""
+    return _errors(records) + _terms(records[0]["loss"])
 
 
 def _named(seeds: Sequence[int]) -> str:
@@ -183,4 +183,4 @@ def _terms(losses: dict[str, float]) -> str:
 def _errors(records: list[Record]) -> str:
     """The error, or the seeds' mean error."""
     errors = [record["error"] for record in records if record["error"] is not None]
-    return f"  error {mean(errors):.2f} %" if errors else ""
+    return f"error {mean(errors):.2f} %  " if errors else ""
