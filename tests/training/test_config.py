@@ -111,6 +111,8 @@ def test_a_number_of_labels_that_cannot_be_spread_is_refused(labels, words):
         ("epsilon", -1.0),
         ("power_iterations", 0),
         ("xi", -1e-6),
+        ("xi", 1e-10),
+        ("xi", 1e4),
         ("eval_every", 0),
     ],
 )

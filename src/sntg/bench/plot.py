@@ -1,5 +1,6 @@
 """The bench's plot: milliseconds a step as bars, a colour for each engine."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,15 @@ def _bars(groups: Iterable[str], rows: Iterable[tuple[str, Row]]) -> dict[str, d
     return {group: bars for group, bars in found.items() if bars}
 
 
+def three_digits(ms: float) -> str:
+    """Milliseconds to three digits, zeros included.
+
+    >>> [three_digits(ms) for ms in (0.5, 23.0, 1234.5)]
+    ['0.500', '23.0', '1234']
+    """
+    return f"{ms:.{max(0, 2 - math.floor(math.log10(ms)))}f}"
+
+
 def _draw(axes: "Axes", panel: Panel) -> None:
     """Horizontal bars, so that names can be read."""
     for colour, engine in zip(COLOURS, ENGINES, strict=False):
@@ -85,7 +95,7 @@ def _draw(axes: "Axes", panel: Panel) -> None:
         if placed:
             places, lengths = zip(*placed, strict=True)
             drawn = axes.barh(places, lengths, height=HEIGHT, color=colour, label=engine)
-            axes.bar_label(drawn, fmt="%.3g", padding=3, fontsize=8)
+            axes.bar_label(drawn, fmt=three_digits, padding=3, fontsize=8)
     axes.set_yticks(range(len(panel.bars)), panel.bars)
     axes.margins(x=0.12)
     axes.set_xlabel("ms a step")

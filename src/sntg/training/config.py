@@ -78,7 +78,7 @@ class Config:
     translate: int = 0  # the most pixels an image is moved by in training
     padding: str = "reflect"  # what a moved image shows at its border; or "zero"
     noise: float = 0.15  # deviation of the Gaussian input noise (of every layer's input in the MLP)
-    dropout: float = 0.5  # the share of a layer's outputs dropped in training
+    dropout: float = 0.5  # the share of a layer's outputs dropped in training; the MLP drops none
     bn_momentum: float = BN_MOMENTUM  # of the running means that evaluation uses; short runs need a smaller one
     bn_batches: int = 0  # labelled batches to estimate the running statistics from for an evaluation; 0 = as they run
     alpha: float = 0.6  # temporal ensembling's momentum
@@ -140,6 +140,7 @@ BOUNDS: dict[str, tuple[float, float | None]] = {
     "xi": (0, None),
     "eval_every": (1, None),
 }
+XI = (1e-7, 1e3)  # a shorter step beside inputs of size one is nothing in float32, a longer one no derivative
 CHOICES: dict[str, Any] = {
     "model": MODELS,
     "graph": GRAPHS,
@@ -191,6 +192,9 @@ def check_bounds(config: Config) -> None:
         if not (low <= value <= (MAX if high is None else high)):
             limits = f"finite and at least {low}" if high is None else f"between {low} and {high}"
             raise UsageError(f"{key} = {value} is out of range: it must be {limits}")
+    if config.xi and not XI[0] <= config.xi <= XI[1]:
+        limits = "0, for the exact product, or between {:g} and {:g}".format(*XI)
+        raise UsageError(f"xi = {config.xi} is out of range: it must be {limits}")
     for key in ("margin", "temperature"):
         if not 0 < getattr(config, key) <= MAX:
             raise UsageError(f"{key} = {getattr(config, key)} is out of range: it must be above 0")

@@ -41,7 +41,8 @@ def load_inputs(config: Config, whitened: Whitened | None = None) -> Inputs:
     if config.data_hash not in ("", data.content_hash):
         raise UsageError(
             f"{config.dataset} is not what the run was started with: its content has the hash "
-            f"{data.content_hash[:12]}..., not {config.data_hash[:12]}..."
+            f"{data.content_hash[:12]}..., not {config.data_hash[:12]}...; put the data, or the settings in the run's "
+            "config.json, back as before (a new run on other data has data_hash = '')"
         )
     split = _split(config, data)
     same = data.content_hash, config.whitening
