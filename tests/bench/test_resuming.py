@@ -130,6 +130,18 @@ def test_rows_that_no_bench_wrote_are_refused_before_anything_is_measured(
     assert stopped.read_bytes() == before
 
 
+@pytest.mark.parametrize(("key", "value"), [("dataset", "cifar10"), ("method", "mt"), ("asked", "compiled")])
+def test_figures_of_a_case_that_it_does_not_measure_are_refused(key, value, stopped, capsys, call, monkeypatch):
+    changed(stopped, "rows", 0, json.loads(stopped.read_text())["rows"][0] | {key: value})
+    before = stopped.read_bytes()
+    monkeypatch.setattr(Bench, "measure", None)
+    assert call("--resume", stopped) == 2
+    assert "which `sntg bench --device cpu --methods 'pi, pi+sntg' --engines eager --steps 1` does not measure" in (
+        capsys.readouterr().err
+    )
+    assert stopped.read_bytes() == before
+
+
 def test_a_bench_stopped_when_all_was_measured_is_complete_without_another_step(stopped, call, monkeypatch):
     assert not call("--resume", stopped)
     found = json.loads(stopped.read_text())

@@ -99,6 +99,9 @@ def resume_bench(path: Path) -> None:
             return
         groups = choice.groups
         results.go_on(made_by(choice.command), hardware(choice.device))
+        strange = sorted(str(case) for case in measured.difference(*groups))
+        if strange:
+            raise UsageError(f"{path} has figures for {strange[0]}, which `{choice.command}` does not measure")
         _run(choice, [group for group in groups if not measured.issuperset(group)], results, path)
 
 
