@@ -34,9 +34,10 @@ def direction(predict, x, *arguments, **options):
 
 
 def cosines(a, b):
-    """|cos| of the angle between corresponding rows."""
+    """|cos| of the angle between corresponding rows; a row of zeros, which rounding may leave, is like no other."""
     a, b = (np.asarray(v, dtype=np.float64).reshape(len(v), -1) for v in (a, b))
-    return np.abs((a * b).sum(1)) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return np.abs((a * b).sum(1)) / np.where(lengths > 0, lengths, 1.0)
 
 
 # --------------------------------------------------------------------------------------------------- known Hessian
