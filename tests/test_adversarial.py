@@ -141,11 +141,16 @@ def test_the_direction_has_length_one_whatever_the_step_and_the_batch(xi, n):
     torch.testing.assert_close(length, torch.ones_like(length), rtol=0, atol=1e-3)
 
 
-def test_finite_differences_estimate_h_d_at_its_own_scale():
-    """On a model so flat that unit's 1e-12 counts, a factor from the step or the batch would change the length."""
-    x = torch.from_numpy(X).repeat(5, 1)
-    differences, exact = (direction(lambda x: 1e-7 * linear(x), x, xi=step) for step in (1e-2, None))
-    torch.testing.assert_close(differences, exact, rtol=1e-3, atol=1e-4)
+@pytest.mark.parametrize("xi", [None, 1e-2])
+def test_h_d_is_found_at_its_own_scale(xi):
+    """On a model so flat that unit's 1e-12 counts, a factor from the step, the batch or float16's range would tell."""
+    x = np.tile(X, (5, 1))
+    d = [reference.unit(row) for row in start(x.shape).numpy()]
+    H = [reference.linear_hessian(1e-8 * A, row) for row in x]
+    expected = np.stack([reference.unit(H @ d) for H, d in zip(H, d, strict=True)])
+    assert np.linalg.norm(expected, axis=1).max() < 0.9
+    ours = direction(lambda x: 1e-8 * linear(x), torch.from_numpy(x), xi=xi)
+    np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_the_reference_step_drowns_in_float32_rounding_and_the_exact_product_does_not():

@@ -92,17 +92,13 @@ def unit(d: Tensor, event_dims: int = 1) -> Tensor:
 def _hessian_product(linearised: Linearised, d: Tensor) -> Tensor:
     """J^T (diag(p) - p p^T) J d.
 
-    Where predictions are certain, what is pulled back is as small as their uncertainty. Two things keep it from being
-    lost. A constant added to J d changes nothing, so the likeliest class gets zero there: nothing large is left to
-    cancel. And as float16 ends at 6e-8, it gets a scale that suits it on the way; the rows of a batch are scaled alike,
-    for batch normalisation ties them together.
+    Where predictions are certain, what is pulled back is as small as their uncertainty. So that it is not lost, the
+    likeliest class gets zero in J d, where a constant more changes nothing: nothing large is left to cancel.
     """
     logits, tangent, pull = linearised(d)
     p = F.softmax(logits, -1)
     t = tangent - tangent.gather(-1, logits.argmax(-1, keepdim=True))
-    v = p * (t - (p * t).sum(-1, keepdim=True))
-    scale = v.abs().amax((-2, -1), keepdim=True).clamp(min=1e-30) / LARGEST
-    return pull(v / scale) * scale.reshape(scale.shape + (1,) * (d.ndim - v.ndim))
+    return _pulled_back(p * (t - (p * t).sum(-1, keepdim=True)), pull, d.ndim)
 
 
 @torch.no_grad()
@@ -118,5 +114,14 @@ def _difference_product(predict: Predict, x: Tensor, d: Tensor, xi: float) -> Te
     logits, pull = vjp(predict, x + xi * d)  # type: ignore[misc]
     likeliest = logits.argmax(-1, keepdim=True) == torch.arange(logits.shape[-1], device=x.device)
     others = torch.where(likeliest, 0.0, (F.softmax(logits, -1) - p) / xi)
-    product: Tensor = pull(torch.where(likeliest, -others.sum(-1, keepdim=True), others))[0]
-    return product
+    v = torch.where(likeliest, -others.sum(-1, keepdim=True), others)
+    return _pulled_back(v, lambda v: pull(v)[0], d.ndim)
+
+
+def _pulled_back(v: Tensor, pull: Callable[[Tensor], Tensor], ndim: int) -> Tensor:
+    """J^T v, of so many axes. As float16 ends at 6e-8 and at 65504, v gets a scale that suits it on the way.
+
+    The rows of a batch are scaled alike, for batch normalisation ties them together.
+    """
+    scale = v.abs().amax((-2, -1), keepdim=True).clamp(min=1e-30) / LARGEST
+    return pull(v / scale) * scale.reshape(scale.shape + (1,) * (ndim - v.ndim))

@@ -25,7 +25,7 @@ from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
 from sntg.training.run_folder import RunFolder
 
-RUN = sys.modules["sntg.training.run"]  # the package has the function under the module's name
+INPUTS, RUN = (sys.modules[f"sntg.training.{name}"] for name in ("inputs", "run"))  # the package has a function `run`
 DRAW = RUN.draw_figures
 
 # --- after any step --------------------------------------------------------------------------------------------------
@@ -398,6 +398,18 @@ def test_other_data_than_the_run_began_with_are_refused_and_nothing_is_touched(c
     (copy / "config.json").write_text(json.dumps(config | {"data_hash": "0" * 64}))
     before = {name: (copy / name).read_bytes() for name in files(copy)}
     with pytest.raises(UsageError, match="two-moons is not what the run was started with"):
+        resume(copy)
+    assert {name: (copy / name).read_bytes() for name in files(copy)} == before
+
+
+def test_so_are_they_where_only_the_checkpoint_tells(copy, monkeypatch):
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"data_hash": "", "split_hash": ""}))
+    before = {name: (copy / name).read_bytes() for name in files(copy)}
+    draw = INPUTS.load_dataset
+    monkeypatch.setattr(INPUTS, "load_dataset", lambda name, seed, data: draw(name, seed + 1, data))
+    monkeypatch.setattr(RUN, "Stack", None)  # nor is anything compiled first
+    with pytest.raises(UsageError, match=r"^the data are not .*: put the data, or the settings in the run's config"):
         resume(copy)
     assert {name: (copy / name).read_bytes() for name in files(copy)} == before
 

@@ -21,6 +21,7 @@ from sntg.training import (
     Stopped,
     final_errors,
     load,
+    load_inputs,
     read_seeds,
     resolve,
     resume,
@@ -446,6 +447,51 @@ def test_seeds_that_begin_later_do_not_begin_with_other_labels(tmp_path, change)
     assert not (home / "seed-1/config.json").exists()
     (home / "split.txt").write_text(kept)
     assert len(resume_series(home)) == 1  # the other was finished by then
+
+
+def without_hash(folder):
+    """The run of an earlier version, which wrote down no hash of its split."""
+    settings = json.loads((folder / "config.json").read_text())
+    assert settings.pop("split_hash")
+    (folder / "config.json").write_text(json.dumps(settings))
+
+
+def test_the_labels_of_seeds_that_begin_later_are_compared_with_those_of_any_that_tells(tmp_path):
+    listed, home = tmp_path / "rows.txt", tmp_path / "series"
+    listed.write_text("\n".join(map(str, range(20))))
+    with pytest.raises(Interrupted):
+        run_series([digits(s, "all", split_file=str(listed)) for s in (0, 1, 2)], home, on_step=interrupt_after(6))
+    without_hash(home / "seed-0")
+    (home / "split.txt").write_text("1\n2\n")
+    with pytest.raises(UsageError, match=r"series/split\.txt' is not what seed 1 was started with"):
+        resume_series(home)
+    assert not (home / "seed-2/config.json").exists()
+
+
+def test_where_none_tells_and_the_copy_is_gone_the_split_file_itself_is_read(tmp_path):
+    listed, home = tmp_path / "rows.txt", tmp_path / "series"
+    listed.write_text("\n".join(map(str, range(20))))
+    with pytest.raises(Interrupted):
+        run_series([digits(s, "all", split_file=str(listed)) for s in (0, 1)], home, on_step=interrupt_after(2))
+    without_hash(home / "seed-0")
+    (home / "split.txt").unlink()
+    assert len(resume_series(home)) == 2
+    assert (home / "split.txt").read_text() == listed.read_text()
+
+
+def test_seeds_that_begin_later_look_for_the_data_where_they_are_now(tmp_path, monkeypatch):
+    listed, home, looked = tmp_path / "rows.txt", tmp_path / "series", set()
+    listed.write_text("\n".join(map(str, range(20))))
+    with pytest.raises(Interrupted):
+        run_series([digits(s, "all", split_file=str(listed)) for s in (0, 1)], home, on_step=interrupt_after(2))
+
+    def look(config, **known):
+        looked.add(config.data)
+        return load_inputs(config, **known)
+
+    monkeypatch.setattr("sntg.training.series.load_inputs", look)
+    resume_series(home, data=str(tmp_path / "moved"))
+    assert looked == {str(tmp_path / "moved")}
 
 
 def test_seeds_that_share_a_split_file_are_the_runs_they_would_be_alone(tmp_path):

@@ -1,6 +1,5 @@
 """The bench's plot: milliseconds a step as bars, a colour for each engine."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,10 +76,10 @@ def _bars(groups: Iterable[str], rows: Iterable[tuple[str, Row]]) -> dict[str, d
 def three_digits(ms: float) -> str:
     """Milliseconds to three digits, zeros included.
 
-    >>> [three_digits(ms) for ms in (0.5, 23.0, 1234.5)]
-    ['0.500', '23.0', '1234']
+    >>> [three_digits(ms) for ms in (0.5, 9.999, 23.0, 1234.6)]
+    ['0.500', '10.0', '23.0', '1235']
     """
-    return f"{ms:.{max(0, 2 - math.floor(math.log10(ms)))}f}"
+    return f"{ms:#.3g}" if ms < 999.5 else f"{ms:.0f}"
 
 
 def _draw(axes: "Axes", panel: Panel) -> None:

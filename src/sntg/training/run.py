@@ -16,7 +16,7 @@ from sntg.training.arithmetic import check_surroundings
 from sntg.training.checkpoints import drop_after, read_latest, remove_checkpoints, write_checkpoint
 from sntg.training.config import Config, check_config
 from sntg.training.evaluation import predict
-from sntg.training.inputs import Inputs
+from sntg.training.inputs import Inputs, load_inputs
 from sntg.training.loop import Record, Stack, Trained
 from sntg.training.randomness import other_draws, own_randomness
 from sntg.training.run_folder import CONFIG, FIGURES, SERIES, SPLIT, RunFolder, check_free, read_config
@@ -26,8 +26,7 @@ from sntg.training.tensorboard import Board, check_tensorboard
 # What may change when a run goes on: folders that have been moved, and how it is executed. (An engine may not work any
 # more where it goes on, and a slower one takes over.)
 FREE = ("data", "split_file", "fixed_from", "storage", "engine", "checkpoint_seconds", "tensorboard")
-# What comes of the others, by its hash.
-CONTENT = {"data_hash": "the data are", "split_hash": "the labels, or the points held out, are"}
+CONTENT = ("data_hash", "split_hash")  # what comes of the others
 ONE_PASS = ("mlp",)  # models whose seeds gain from one pass: those of a series are one stack
 OnEpoch = Callable[[Record], None]
 OnEpochs = Callable[[list[Record]], None]  # of every living run of a stack
@@ -64,14 +63,14 @@ def begin(
     home: Path,
     on_epoch: OnEpochs,
     on_step: OnStep,
-    load: Load | None = None,
+    load: Load = load_inputs,
 ) -> Steps:
     """Trains a stack of runs, each into a folder of its own, with the stack's checkpoints in `home`."""
     check_surroundings(configs[0].device)
     with own_randomness(configs[0]):
         if configs[0].tensorboard:
             check_tensorboard()
-        runs = Stack(configs, load and [load(c) for c in configs])  # what cannot be trained leaves no folder behind
+        runs = Stack(configs, [load(c) for c in configs])  # what cannot be trained leaves no folder behind
         with closing(runs), ExitStack() as locks:
             for folder, config, inputs in zip(folders, runs.configs, runs.inputs, strict=True):
                 locks.enter_context(folder.locked())
@@ -116,7 +115,7 @@ def go_on(
     on_epoch: OnEpochs,
     on_step: OnStep,
     on_damage: Callable[[str], None],
-    load: Load | None = None,
+    load: Load = load_inputs,
 ) -> Steps:
     """Goes on with a stack of runs from its last whole checkpoint."""
     check_surroundings(configs[0].device)
@@ -124,19 +123,20 @@ def go_on(
         checkpoint = read_latest(home, on_damage)
         if checkpoint:  # before what they lead to is found to be another
             _check_same(configs, checkpoint.facts["settings"])
-        with closing(Stack(configs, load and [load(c) for c in configs])) as runs:
-            _check_content(runs.configs, [config.as_dict() for config in configs])
-            if checkpoint:
-                _check_content(runs.configs, checkpoint.facts["settings"])
+        inputs = [load(config) for config in configs]
+        _check_content(configs, inputs, [config.as_dict() for config in configs])
+        if checkpoint:
+            _check_content(configs, inputs, checkpoint.facts["settings"])
+        with closing(Stack(configs, inputs)) as runs:
             drop_after(home, checkpoint.step if checkpoint else 0)
             if checkpoint:
                 diverged = dict(checkpoint.facts.get("diverged", []))  # earlier versions' have none
                 runs.load_state(checkpoint.tensors, checkpoint.facts["histories"], diverged)
-            for folder, config, inputs, history in zip(folders, configs, runs.inputs, runs.histories, strict=True):
+            for folder, config, loaded, history in zip(folders, configs, inputs, runs.histories, strict=True):
                 folder.remove_partial()
                 if not config.split_file:  # else it is what has just been read
-                    folder.write_split(config, inputs.split)
-                folder.write_held_out(config, inputs.split)
+                    folder.write_split(config, loaded.split)
+                folder.write_held_out(config, loaded.split)
                 folder.set_metrics(history)
             return (yield from _carry_on(runs, folders, home, on_epoch, on_step))
 
@@ -234,13 +234,16 @@ def _noting_down(
     return trained
 
 
-def _check_content(configs: Sequence[Config], written: Sequence[dict[str, Any]]) -> None:
+def _check_content(configs: Sequence[Config], inputs: Sequence[Inputs], written: Sequence[dict[str, Any]]) -> None:
     """Refuses to go on with other data or labels than were written down, when the run began or at its checkpoint."""
-    for config, settings in zip(configs, written, strict=True):
-        for key, what in CONTENT.items():
-            if settings.get(key, "") not in ("", getattr(config, key)):  # earlier versions' have no hash of the split
-                file = config.split_file if key == "split_hash" else ""
-                cure = f"the split file {file!r}" if file else f"the settings in the run's {CONFIG}"
+    for config, loaded, settings in zip(configs, inputs, written, strict=True):
+        own = f"the settings in the run's {CONFIG}"
+        listed = f"the split file {config.split_file!r}" if config.split_file else own
+        for key, now, what, cure in (
+            ("data_hash", loaded.data.content_hash, "the data are", f"the data, or {own},"),
+            ("split_hash", loaded.split.content_hash, "the labels, or the points held out, are", listed),
+        ):
+            if settings.get(key, "") not in ("", now):  # earlier versions' have no hash of the split
                 raise UsageError(f"{what} not what the run was started with: put {cure} back as before")
 
 

@@ -216,16 +216,18 @@ def _with_same_split(load: Load, series: Path, config: Config) -> Inputs:
 
     Should the copy have changed, it no longer gives a seed that has begun the split it began with.
     """
+    if not config.split_file:
+        return load(config)
     copy = series / SPLIT
-    begun = [read_config(path.parent) for path in sorted(series.glob(f"seed-*/{CONFIG}"))] if config.split_file else []
-    for other in begun[:1]:
-        if other.split_hash not in ("", load(replace(other, split_file=str(copy))).split.content_hash):
+    same = replace(config, split_file=str(copy))
+    begun = [read_config(home) for c in read_series(series) if ((home := _folder(series, c).path) / CONFIG).exists()]
+    for other in [run for run in begun if run.split_hash][:1]:  # earlier versions' have none
+        if load(replace(same, seed=other.seed)).split.content_hash != other.split_hash:
             raise UsageError(f"{str(copy)!r} is not what seed {other.seed} was started with: put it back as before")
-    if config.split_file and copy.exists():
-        return load(replace(config, split_file=str(copy)))
+    if copy.exists():
+        return load(same)
     inputs = load(config)
-    if config.split_file:
-        write_bytes(copy, Path(config.split_file).read_bytes())
+    write_bytes(copy, Path(config.split_file).read_bytes())
     return inputs
 
 
