@@ -139,9 +139,9 @@ def test_waiting_is_noticed(question):
         question(total)
 
 
-def assert_nobody_waits(method, engine):
+def assert_nobody_waits(method, engine, **settings):
     """The first step of an epoch brings its schedule over, the last reads its sums; rows are shuffled in between."""
-    config, inputs = of_dataset("cifar10", method, device="cuda", engine=engine, epochs=2, epoch_steps=9)
+    config, inputs = of_dataset("cifar10", method, device="cuda", engine=engine, epochs=2, epoch_steps=9, **settings)
     runs = make_stack(config, inputs=inputs)
     assert runs.configs[0].engine == engine
     for _ in range(config.epochs):
@@ -162,3 +162,10 @@ def test_nobody_waits_for_a_gpu_within_an_epoch(method):
 @pytest.mark.parametrize("method", ["pi+ent+sntg", "tempens+sntg", "mt+sntg", "vat+ent+sntg"])
 def test_nor_where_steps_are_recorded(method):
     assert_nobody_waits(method, "graph")
+
+
+@needs_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", ["soft", "knn"])
+def test_nor_with_other_graphs(graph):
+    assert_nobody_waits("pi+sntg", "graph", graph=graph)
