@@ -1,5 +1,6 @@
 """A file appears under its name only when it is whole."""
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     ...     sorted(os.listdir(folder))
     ['a']
     """
+    if not path.name:  # the current folder, or the root
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     beside = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
     try:
         with beside.open("wb") as file:

@@ -92,6 +92,8 @@ def test_a_file_that_cannot_be_right_is_refused_with_its_line(content, message, 
 def test_a_file_that_cannot_be_read_is_refused(read, tmp_path):
     with pytest.raises(UsageError, match="none' cannot be read: No such file"):
         read(tmp_path / "none")
+    with pytest.raises(UsageError, match=r"a.x00b' cannot be read: embedded null byte"):
+        read("a\0b")
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         read(tmp_path)
 
@@ -101,6 +103,9 @@ def test_a_file_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(UsageError, match="folder' cannot be written: Is a directory"):
         write_rows(tmp_path / "folder", torch.tensor([1]), "")
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+    for nameless in ("", ".", "/"):
+        with pytest.raises(UsageError, match="cannot be written: Is a directory"):
+            write_rows(nameless, torch.tensor([1]), "")
     with pytest.raises(UsageError, match="cannot be written: No such file"):
         write_rows(tmp_path / "none" / "split.txt", torch.tensor([1]), "")
 

@@ -170,6 +170,12 @@ def test_features_of_a_kind_nothing_is_computed_in_are_refused():
         SNTGLoss()(H.to_sparse(), P)
 
 
+@pytest.mark.parametrize("batch", [(H.to("meta"), P), (H, P.to("meta")), (H, P, torch.zeros(4).long().to("meta"))])
+def test_tensors_that_hold_nothing_are_refused(batch):
+    with pytest.raises(UsageError, match="on the meta device they hold none"):
+        SNTGLoss()(*batch)
+
+
 @pytest.mark.parametrize("n", [5.0, "5", True])
 def test_a_batch_of_no_whole_number_of_rows_is_refused(n):
     with pytest.raises(UsageError, match=f"n = {n!r} is not a whole number of rows"):

@@ -233,7 +233,9 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_is_used(two, name, how):
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "null", "3", '"sha256"', "{}", '{"sha256": null}', '{"sha256": []}', "[[[", '{"format": 1}']
+    "text",
+    ["[]", "null", "3", '"sha256"', "{}", '{"sha256": null}', '{"sha256": []}', "[[[", "[" * 100_000, '{"format": 1}'],
+    ids=lambda text: text[:20],
 )
 def test_a_manifest_that_is_something_else_is_damage(two, text):
     (newest(two) / "manifest.json").write_text(text)

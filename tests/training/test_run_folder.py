@@ -142,7 +142,7 @@ def test_a_folder_whose_name_is_too_long_is_refused(tmp_path):
     assert "File name too long" in refusal(check_writable, tmp_path / ("a" * 300))
 
 
-@pytest.mark.parametrize("path", [None, 3, "a\0b"])
+@pytest.mark.parametrize("path", [None, 3, "a\0b", "a\ud800"])
 def test_what_can_be_no_folder_is_refused(path):
     for what in (RunFolder, load, resume):
         assert f"not {path!r}" in refusal(what, path)

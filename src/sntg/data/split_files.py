@@ -98,8 +98,8 @@ def _lines(path: Path | str) -> Iterator[tuple[int, str, list[str]]]:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as e:
         raise UsageError(f"the split file {str(path)!r} is not a text file: byte {e.start} is not UTF-8") from None
-    except OSError as e:
-        raise UsageError(f"the split file {str(path)!r} cannot be read: {e.strerror}") from None
+    except (OSError, ValueError) as e:  # ValueError: no file may have such a name
+        raise UsageError(f"the split file {str(path)!r} cannot be read: {getattr(e, 'strerror', e)}") from None
     lines = [(number, line.partition("#")[0].split()) for number, line in enumerate(text.split("\n"), 1)]
     if not any(values for _, values in lines):
         raise UsageError(f"the split file {str(path)!r} names no rows: it needs a line `index class` for each label")

@@ -32,6 +32,8 @@ def check_values(
     features: Tensor, teacher: Tensor | None, labels: Tensor | None, rows: Tensor | None, n_points: int | None
 ) -> None:
     """Refuses values that mean nothing. n_points: how many a graph was built of, if `rows` are their numbers."""
+    if any(value is not None and value.is_meta for value in (features, teacher, labels, rows)):
+        raise UsageError("features, teacher, labels and rows must hold numbers, and on the meta device they hold none")
     _check_sizes(features)
     if teacher is not None:
         _check_teachers_values(teacher)

@@ -198,7 +198,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
         expected = manifest.pop("sha256")
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise Damaged(f"{path.name} is not what was written") from None
     if _digest(manifest) != expected:
         raise Damaged(f"{path.name} is not what was written")

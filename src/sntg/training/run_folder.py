@@ -163,9 +163,12 @@ def as_folder(path: object) -> Path:
     >>> as_folder("runs/first").name
     'first'
     """
-    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
-        raise UsageError(f"a run folder is wanted, as a path, not {path!r}")
-    return Path(path)
+    try:
+        if isinstance(path, str | os.PathLike) and b"\0" not in os.fsencode(path):
+            return Path(path)
+    except UnicodeEncodeError:  # half a character
+        pass
+    raise UsageError(f"a run folder is wanted, as a path, not {path!r}")
 
 
 def check_free(path: Path) -> None:
