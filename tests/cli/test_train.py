@@ -230,10 +230,10 @@ def test_ctrl_c_ends_with_code_130_and_keeps_and_names_the_folder(cli, tmp_path,
 
 
 def test_ctrl_c_before_training_has_begun_has_nothing_to_go_on_with(cli, tmp_path, monkeypatch):
-    def stop(config):
+    def stop(*what):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sntg.training.loop.load_inputs", stop)
+    monkeypatch.setattr("sntg.training.inputs.load_dataset", stop)
     assert cli(*train(tmp_path / "RUN")) == (130, "", "sntg: stopped\n")
     assert files(tmp_path) == []
 
