@@ -193,6 +193,7 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("bench/__init__.py", "bench/test_resuming.py"): [
         ("if not measured.issuperset(group)", ""),  # what is missing is measured
+        ("measured.difference(*groups)", "()"),  # figures of what it does not measure
         ('path.with_suffix(".png").exists() or', "True or"),  # or the plot that is missing drawn
     ],
     ("training/leftovers.py", "training/test_leftovers.py"): [
