@@ -274,8 +274,9 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("training/series.py", "training/test_series.py"): [
         ("partial(_with_same_split, load, series)", "load"),  # a split file may have changed since
         ("check_graph(configs)  #", "#"),  # a graph that later seeds cannot have
-        ("replace(same, seed=other.seed)", "replace(other, split_file=str(copy))"),  # where the data were
-        ("for run in begun if run.split_hash", "for run in begun"),  # one of an earlier version does not tell
+        ("        _check_copy(configs, home, load)\n", ""),  # the copy of it, too
+        ("replace(config, split_file=copy)", "replace(read_config(_folder(series, config).path), split_file=copy)"),
+        (".split_hash:  # earlier", '.split_hash or "none":  # earlier'),
     ],
     ("training/evaluation.py", "training/test_evaluation.py"): [("part.to(device)", "part")],
     ("training/series.py", "training/test_series_in_turns.py"): [

@@ -166,6 +166,7 @@ def _train(
     with own_randomness(configs[0]), stop_requests():
         told = news.extend, on_step, on_damage
         load = partial(load_inputs, whitened={})  # images are the same for every seed: they are kept once
+        _check_copy(configs, home, load)
         jobs = [partial(_steps, stack, home, data, load, *told) for stack in stacks]
         lanes = [Lane(torch.device(configs[0].device)) for _ in range(runs_at_once(configs[0]))]
         outcomes = take_turns(jobs, lanes, tell)
@@ -211,23 +212,27 @@ def _steps(
             raise UsageError(f"{seed}{e}") from None
 
 
-def _with_same_split(load: Load, series: Path, config: Config) -> Inputs:
-    """Keeps a copy of a split file when the first seed reads it, for those that begin later: the file may change.
+def _check_copy(configs: Sequence[Config], series: Path, load: Load) -> None:
+    """Refuses a copy of the split file that no longer gives a seed its split, where others are to begin from it."""
+    begun = [config for config in configs if (_folder(series, config).path / CONFIG).exists()]
+    if not configs[0].split_file or len(begun) == len(configs):
+        return
+    copy = str(series / SPLIT)
+    for config in begun:
+        if then := read_config(_folder(series, config).path).split_hash:  # earlier versions' have none
+            if load(replace(config, split_file=copy)).split.content_hash != then:
+                raise UsageError(f"{copy!r} is not what seed {config.seed} was started with: put it back as before")
+            return  # one tells for all: they had the same
 
-    Should the copy have changed, it no longer gives a seed that has begun the split it began with.
-    """
-    if not config.split_file:
-        return load(config)
+
+def _with_same_split(load: Load, series: Path, config: Config) -> Inputs:
+    """Keeps a copy of a split file when the first seed reads it, for those that begin later: the file may change."""
     copy = series / SPLIT
-    same = replace(config, split_file=str(copy))
-    begun = [read_config(home) for c in read_series(series) if ((home := _folder(series, c).path) / CONFIG).exists()]
-    for other in [run for run in begun if run.split_hash][:1]:  # earlier versions' have none
-        if load(replace(same, seed=other.seed)).split.content_hash != other.split_hash:
-            raise UsageError(f"{str(copy)!r} is not what seed {other.seed} was started with: put it back as before")
-    if copy.exists():
-        return load(same)
+    if config.split_file and copy.exists():
+        return load(replace(config, split_file=str(copy)))
     inputs = load(config)
-    write_bytes(copy, Path(config.split_file).read_bytes())
+    if config.split_file:
+        write_bytes(copy, Path(config.split_file).read_bytes())
     return inputs
 
 
