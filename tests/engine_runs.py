@@ -5,7 +5,8 @@ import sys
 import torch
 
 from sntg.data import CATALOGUE, Dataset, Split
-from sntg.training import Inputs, resolve
+from sntg.models import unstack
+from sntg.training import Inputs, RunFolder, resolve
 from sntg.training.adam import Adam
 from sntg.training.loop import Stack
 from sntg.training.randomness import own_randomness
@@ -36,6 +37,13 @@ def random_inputs(dataset, points, labelled):
     labels = torch.where(torch.arange(points) < labelled, y, -1)
     data = Dataset(dataset, x, y, x[:50].clone(), y[:50].clone(), known.classes)
     return Inputs(data, labels, Split(labels, torch.zeros(0, dtype=torch.long)))
+
+
+def keep_network(config, inputs, folder):
+    """Makes the folder of a run of these settings, with the network it begins with."""
+    folder.mkdir()
+    RunFolder(folder).start(config, inputs[0].split)
+    RunFolder(folder).save_model(unstack(make_stack(config, inputs=inputs).model, 0))
 
 
 def new_state(config):

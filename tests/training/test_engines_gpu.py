@@ -267,6 +267,8 @@ def test_in_float64_steps_in_a_row_have_the_same_weights_under_every_engine(meth
         ("mt+sntg", {"labelled_batch": 5, "pairs": "all"}),
         ("vat", {"normalisation": "batch-logits"}),
         ("vat", {"xi": 0.1}),
+        ("pi+sntg", {"graph": "soft"}),
+        ("tempens+sntg", {"graph": "knn"}),
         ("pi", {"ramp_up": 3, "ramp_down": 3, "stepwise": True, "early_epochs": 2, "early_momentum": 0.9}),
     ],
     ids=str,

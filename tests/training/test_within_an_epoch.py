@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from engine_runs import LABELS, make_config, make_stack, random_inputs
+from engine_runs import LABELS, keep_network, make_config, make_stack, random_inputs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sntg.data import CATALOGUE
@@ -113,6 +113,12 @@ def test_nor_do_other_graphs(graph):
     watch_two_epochs(make_config("pi+sntg", graph=graph, pairs="all"))
 
 
+def test_nor_does_the_fixed_graph(tmp_path):
+    config, inputs = of_dataset("cifar10", "pi+sntg", graph="fixed", fixed_from=str(tmp_path / "earlier"))
+    keep_network(*of_dataset("cifar10", "pi"), tmp_path / "earlier")
+    watch_two_epochs(config, inputs)
+
+
 def test_every_dataset_is_among_them():
     assert LABELS.keys() == CATALOGUE.keys()
 
@@ -166,6 +172,10 @@ def test_nor_where_steps_are_recorded(method):
 
 @needs_gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("graph", ["soft", "knn"])
-def test_nor_with_other_graphs(graph):
-    assert_nobody_waits("pi+sntg", "graph", graph=graph)
+@pytest.mark.parametrize("graph", ["soft", "knn", "fixed"])
+def test_nor_with_other_graphs(graph, tmp_path):
+    settings = {"graph": graph}
+    if graph == "fixed":
+        settings["fixed_from"] = str(tmp_path / "earlier")
+        keep_network(*of_dataset("cifar10", "pi"), tmp_path / "earlier")
+    assert_nobody_waits("pi+sntg", "graph", **settings)
