@@ -602,13 +602,12 @@ def test_points_streamed_from_the_host_train_to_the_same_bits(method, engine):
 @pytest.fixture
 def series(monkeypatch):
     """Seeds of the small net on images made up here; figures, which take longest, are left out."""
-    for user in ("loop", "series"):
-        monkeypatch.setattr(f"sntg.training.{user}.load_inputs", lambda config, whitened=None: make_inputs())
+    monkeypatch.setattr("sntg.training.inputs.load_dataset", lambda *named: make_inputs().data)
     leave_out_figures(monkeypatch)
 
     def configs(seeds, method="pi+sntg", engine="graph", precision="bfloat16", **settings):
         short = {"model": "small", "epochs": 3, "eval_every": 1, **settings}
-        return [make_config(method, engine, precision, seed=seed, **short) for seed in seeds]
+        return [replace(make_config(method, engine, precision, seed=seed, **short), labels=LABELLED) for seed in seeds]
 
     return configs
 
