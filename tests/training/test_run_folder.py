@@ -140,6 +140,7 @@ def test_a_folder_may_be_used_in_which_a_process_was_killed_while_it_tried_to_wr
 
 def test_a_folder_whose_name_is_too_long_is_refused(tmp_path):
     assert "File name too long" in refusal(check_writable, tmp_path / ("a" * 300))
+    assert "File name too long" in refusal(check_writable, tmp_path / "new" / ("a" * 300) / "b")
 
 
 @pytest.mark.parametrize("path", [None, 3, "a\0b", "a\ud800"])
