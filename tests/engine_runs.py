@@ -39,11 +39,13 @@ def random_inputs(dataset, points, labelled):
     return Inputs(data, labels, Split(labels, torch.zeros(0, dtype=torch.long)))
 
 
-def keep_network(config, inputs, folder):
-    """Makes the folder of a run of these settings, with the network it begins with."""
+def fixed_graph(folder, config, inputs=None):
+    """The settings of a graph of what a run's network predicts before training. Makes that run's folder."""
     folder.mkdir()
-    RunFolder(folder).start(config, inputs[0].split)
-    RunFolder(folder).save_model(unstack(make_stack(config, inputs=inputs).model, 0))
+    runs = make_stack(config, inputs=inputs)
+    RunFolder(folder).start(config, runs.inputs[0].split)
+    RunFolder(folder).save_model(unstack(runs.model, 0))
+    return {"graph": "fixed", "fixed_from": str(folder)}
 
 
 def new_state(config):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_runs import copied, make_config, new_state, same_state
+from engine_runs import copied, fixed_graph, make_config, new_state, same_state
 
 from sntg.models.noise import GaussianNoise
 from sntg.training import resolve, run
@@ -128,6 +128,11 @@ def test_compiled_training_is_eager_training_for_every_method(method):
 )
 def test_compiled_training_is_eager_training_in_every_variant(method, settings):
     assert_compiled_is_eager(method, **settings)
+
+
+@pytest.mark.slow
+def test_compiled_training_on_a_fixed_graph_is_eager_training(tmp_path):
+    assert_compiled_is_eager("pi+sntg", **fixed_graph(tmp_path / "earlier", make_config("pi")))
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from sntg.errors import DivergenceError, UsageError
 from sntg.models import Output
 from sntg.training import RunFolder, load, resolve, resume, resume_series, run
 from sntg.training.evaluation import error
-from sntg.training.run_folder import LOCK, check_free, check_writable, read_config, save_tensors
+from sntg.training.run_folder import LOCK, check_free, read_config, save_tensors
 
 CONFIG = resolve("two-moons", 12, "pi+sntg", seed=3, epochs=2, batch=1000, n_pairs=5, pairs="random")
 
@@ -138,9 +138,11 @@ def test_a_folder_may_be_used_in_which_a_process_was_killed_while_it_tried_to_wr
     assert sorted(p.name for p in tmp_path.iterdir()) == [LOCK, "config.json", "split.txt", "validation.txt"]
 
 
-def test_a_folder_whose_name_is_too_long_is_refused(tmp_path):
-    assert "File name too long" in refusal(check_writable, tmp_path / ("a" * 300))
-    assert "File name too long" in refusal(check_writable, tmp_path / "new" / ("a" * 300) / "b")
+@pytest.mark.parametrize("below", ["n" * 300, f"new/{'n' * 300}/b", "/".join(["n" * 100] * 39)])
+def test_a_folder_whose_name_is_too_long_is_refused_and_none_is_made_above_it(tmp_path, below):
+    with pytest.raises(UsageError, match="File name too long"):
+        run(CONFIG, tmp_path / below)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("path", [None, 3, "a\0b", "a\ud800"])

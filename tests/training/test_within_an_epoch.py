@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from engine_runs import LABELS, keep_network, make_config, make_stack, random_inputs
+from engine_runs import LABELS, fixed_graph, make_config, make_stack, random_inputs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sntg.data import CATALOGUE
@@ -113,10 +113,9 @@ def test_nor_do_other_graphs(graph):
     watch_two_epochs(make_config("pi+sntg", graph=graph, pairs="all"))
 
 
-def test_nor_does_the_fixed_graph(tmp_path):
-    config, inputs = of_dataset("cifar10", "pi+sntg", graph="fixed", fixed_from=str(tmp_path / "earlier"))
-    keep_network(*of_dataset("cifar10", "pi"), tmp_path / "earlier")
-    watch_two_epochs(config, inputs)
+def test_nor_does_a_fixed_graph(tmp_path):
+    settings = fixed_graph(tmp_path / "earlier", *of_dataset("cifar10", "pi"))
+    watch_two_epochs(*of_dataset("cifar10", "pi+sntg", **settings))
 
 
 def test_every_dataset_is_among_them():
@@ -174,8 +173,6 @@ def test_nor_where_steps_are_recorded(method):
 @pytest.mark.slow
 @pytest.mark.parametrize("graph", ["soft", "knn", "fixed"])
 def test_nor_with_other_graphs(graph, tmp_path):
-    settings = {"graph": graph}
-    if graph == "fixed":
-        settings["fixed_from"] = str(tmp_path / "earlier")
-        keep_network(*of_dataset("cifar10", "pi"), tmp_path / "earlier")
+    fixed = graph == "fixed"
+    settings = fixed_graph(tmp_path / "earlier", *of_dataset("cifar10", "pi")) if fixed else {"graph": graph}
     assert_nobody_waits("pi+sntg", "graph", **settings)

@@ -196,9 +196,10 @@ def check_writable(path: Path) -> None:
         if not existing.is_dir():
             what = "a file" if existing.exists() else "a link that leads nowhere"
             raise UsageError(f"the output folder {str(path)!r} cannot be made: {str(existing)!r} is {what}")
-        for name in path.absolute().relative_to(existing).parts:
+        inside = path.absolute() / ("n" * 200)  # more than anything that is kept in it adds to its length
+        for place in (inside, *(existing / name for name in path.absolute().relative_to(existing).parts)):
             with suppress(FileNotFoundError):
-                (existing / name).lstat()  # one too long is told here, before those above it are made
+                place.lstat()  # says whether a path or a name is too long before folders have been made for it
         probe = existing / f"{LOCK}.{os.getpid()}{PARTIAL}"  # killed here, a process leaves what is in nobody's way
         probe.touch()
         probe.unlink(missing_ok=True)
