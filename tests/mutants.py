@@ -178,6 +178,10 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("training/run.py", "training/test_resume.py"): [
         ('not in ("", now)', "in ()"),  # other labels than it began with
     ],
+    ("training/run_folder.py", "training/test_run_folder.py"): [
+        ("in (inside, *(", "in (*("),  # room for what a run keeps in its folder
+        ("path.absolute().relative_to(existing).parts", "()"),  # names too long below folders that are yet to be made
+    ],
     ("training/graphs.py", "training/test_graphs.py"): [
         ('return {"classes": term.graph.classes} if term', "return {} if term"),  # the graph it began with
     ],
