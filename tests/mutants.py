@@ -178,6 +178,9 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("training/run.py", "training/test_resume.py"): [
         ('not in ("", now)', "in ()"),  # other labels than it began with
     ],
+    ("training/recipes.py", "training/test_recipes.py"): [
+        ('data_folder(settings["data"]).absolute()', 'data_folder(settings["data"])'),  # true in one folder only
+    ],
     ("training/run_folder.py", "training/test_run_folder.py"): [
         ("in (inside, *(", "in (*("),  # room for what a run keeps in its folder
         ("path.absolute().relative_to(existing).parts", "()"),  # names too long below folders that are yet to be made

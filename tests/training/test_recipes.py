@@ -130,9 +130,16 @@ def test_what_the_caller_sets_is_written_down():
     assert set_to_the_same.overridden == ("epochs",)
 
 
+def test_where_a_run_finds_its_data_stays_true_in_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    found = [resolve("mnist", 100, "pi", data=named).data for named in ("", "sets", "~/sets", str(tmp_path))]
+    assert found == ["", str(tmp_path / "sets"), str(tmp_path / "home" / "sets"), str(tmp_path)]
+
+
 def test_where_a_run_finds_its_data_and_what_it_holds_out_is_no_change_of_the_recipe(tmp_path):
     (tmp_path / "split.txt").write_text("0\n1\n")
-    arguments = {"device": "cpu", "data": "somewhere", "validation": 10, "tensorboard": True}
+    arguments = {"device": "cpu", "data": str(tmp_path / "somewhere"), "validation": 10, "tensorboard": True}
     config = resolve("two-moons", 2, "pi", split_file=str(tmp_path / "split.txt"), **arguments)
     assert config.overridden == ()
     assert {key: getattr(config, key) for key in arguments} == arguments

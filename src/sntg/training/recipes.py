@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from sntg.data import count_rows, entry
+from sntg.data import count_rows, data_folder, entry
 from sntg.errors import UsageError
 from sntg.methods import parse
 from sntg.training.config import ARGUMENTS, LARGEST, Config, check_types, config_from
@@ -197,8 +197,11 @@ def resolve(dataset: str, labels: int | str, method: str, seed: int = 0, **setti
     ).values
     if 1 <= settings.get("epochs", 0) <= LARGEST:  # any other number of them is refused by Config
         settings = _scaled_ramps(values, settings["epochs"]) | settings
-    if settings.get("fixed_from"):  # the run may be resumed from another folder than it was started in
+    # The run may be resumed from another folder than it was started in.
+    if settings.get("fixed_from"):
         settings["fixed_from"] = str(Path(settings["fixed_from"]).absolute())
+    if settings.get("data"):
+        settings["data"] = str(data_folder(settings["data"]).absolute())
     values |= settings | {"overridden": tuple(sorted(set(settings) - ARGUMENTS))}
     return config_from({"dataset": dataset, "labels": labels, "method": method, "seed": seed} | values)
 
