@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_runs import LABELS, leave_out_figures, overflow_above, random_inputs
+from engine_runs import LABELS, fixed_graph, leave_out_figures, overflow_above, random_inputs
 
 from sntg.models.noise import Dropout, GaussianNoise
 from sntg.training import Stopped, engines, resolve, resume_series, run, run_series
@@ -275,6 +275,12 @@ def test_in_float64_steps_in_a_row_have_the_same_weights_under_every_engine(meth
 )
 def test_recorded_training_is_eager_training_in_every_variant(method, settings, same_draws, record_property):
     assert_engine_is_eager(method, ENGINES[-1], record_property, **settings)
+
+
+@pytest.mark.slow
+def test_recorded_training_on_a_fixed_graph_is_eager_training(tmp_path, same_draws, record_property):
+    settings = fixed_graph(tmp_path / "earlier", make_config("pi", **STILL), [make_inputs()])
+    assert_engine_is_eager("pi+sntg", ENGINES[-1], record_property, **settings)
 
 
 @pytest.mark.slow
