@@ -70,7 +70,7 @@ def test_the_first_epochs_are_what_the_results_say_and_every_term_lives(tables: 
 def test_the_full_runs_are_what_the_results_say(tables: ModuleType) -> None:
     assert table_in("docs/cifar10.md", "full runs") == tables.runs_table()
     assert table_in("docs/cifar10.md", "gain") == tables.gain_table()
-    assert table_in("docs/cifar10.md", "single runs") == tables.singles_table()
+    assert table_in("docs/cifar10.md", "few runs") == tables.few_table()
     assert table_in("docs/cifar10.md", "vat accuracy") == tables.arms_table()
     assert table_in("docs/cifar10.md", "vat directions") == tables.directions_table()
     assert table_in("docs/cifar10-search.md", "variants") == tables.variants_table()
