@@ -40,10 +40,10 @@ VARIANTS = {
     "both-labels-": "`both-labels`: cross-entropy of both branches",
     "three-variants-": "`own-flips+both-labels+dense-16`: these two, and features and output layer in bfloat16",
 }
-# Methods with few full runs: their folders up to the seed, the published error, its deviation, and whose it is.
+# Methods with few full runs: their folders' names before the seed, the published error, its deviation, and whose it is.
 FEW = {
-    "VAT+Ent": ("vat-ent-4000-seed", 10.55, 0.05, "Miyato et al., 2017"),
-    "Mean Teacher": ("mt-4000-seed", 12.31, 0.28, "Tarvainen & Valpola, 2017"),
+    "VAT+Ent": ("vat-ent-4000", 10.55, 0.05, "Miyato et al., 2017"),
+    "Mean Teacher": ("mt-4000", 12.31, 0.28, "Tarvainen & Valpola, 2017"),
 }
 BEST = 5  # settings of each method that a table of the tuning shows
 K_SEEDS = range(4)  # that k = 0.4, of which the prototype has two runs, was run with
@@ -145,11 +145,11 @@ def k_table() -> str:
 
 
 def few_table() -> str:
-    """The full runs of methods that have one or two, beside what was published for them."""
+    """The full runs of methods that have few, beside what was published for them."""
     rows = ["| | seed | error | published | above it | precision | minutes |", "|---" * 7 + "|"]
     for title, (name, error, deviation, source) in FEW.items():
         published = f"{error:.2f} ± {deviation:.2f} ({source})"
-        for folder in sorted((RESULTS / "cifar10").glob(f"{name}-*")):
+        for folder in sorted((RESULTS / "cifar10").glob(f"{name}-seed-*")):
             run = json.loads((folder / "result.json").read_text())
             cells = f"{run['seed']} | [{run['error']:.2f}](results/cifar10/{folder.name}) | {published}"
             cells += f" | {run['error'] - error:+.2f} | {run['precision']} | {run['seconds'] / 60:.1f}"
